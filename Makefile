@@ -1,0 +1,40 @@
+# riftco: `make demo` runs the whole pipeline, `make test` checks everything. Both set up .venv on first use.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help demo test lint bench docs soak clean
+
+help: ## Show what there is to make
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 8
+
+$(READY): pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing riftco into $(VENV) (a few minutes the first time)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+demo: $(READY) ## Raw text to a served model on the built-in micro-world, in minutes
+	@$(BIN)/riftco run pipeline
+
+test: $(READY) lint ## Lint, then every test but the soaks
+	@$(BIN)/python -m pytest
+
+lint: $(READY) ## ruff, mypy and the layering of the packages
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache
+
+bench: $(READY) ## Every benchmark, as ratios against peers measured in the same run
+	@set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script; done
+
+docs: $(READY) ## Check that the documentation's links lead somewhere
+	@$(BIN)/python docs/check_links.py
+
+soak: $(READY) ## The slow, full-size evidence
+	@$(BIN)/python -m pytest -m soak
+
+clean: ## Remove the environment; runs and the store stay
+	rm -rf $(VENV)

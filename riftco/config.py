@@ -1,0 +1,215 @@
+"""Every stage's settings: the one source for the command line, YAML files, flows, step keys and metadata.
+
+Models are frozen and strict: an unknown field, a bool for an integer or a text for a number is an error.
+The fields of the original's contract come first and keep its defaults; ours follow under `extension`
+comments. `contract_dump` leaves an extension out of the metadata while it has its default, so a run that
+uses none of them writes exactly the metadata the original would.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
+
+PositiveInt = Annotated[int, Field(strict=True, gt=0)]
+NonNegativeInt = Annotated[int, Field(strict=True, ge=0)]
+Seed32 = Annotated[int, Field(strict=True, ge=0, le=2**32 - 1)]
+Seed = Annotated[int, Field(strict=True, ge=0)]
+PositiveFloat = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
+NonNegativeFloat = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
+OpenFraction = Annotated[float, Field(strict=True, gt=0, lt=1, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
+
+BackendChoice = Literal["auto", "cpu", "metal", "cuda", "tpu"]
+AttentionKind = Literal["materialized", "flash"]
+ActivationCheckpointing = Literal["disabled", "block"]
+Nf4BlockSize = Literal[32, 64, 128, 256, 512, 1024, 2048, 4096]
+LoraTarget = Literal[
+    "attention.query",
+    "attention.key",
+    "attention.value",
+    "attention.output",
+    "feed_forward.expand",
+    "feed_forward.project",
+    "language_model_head",
+]
+LORA_TARGETS: tuple[LoraTarget, ...] = LoraTarget.__args__  # type: ignore[attr-defined]
+
+
+class Config(BaseModel):
+    """Base of all settings: immutable, and a misspelt field is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class LoraConfig(Config):
+    """Low-rank adapters (Hu et al. 2021): W x + (alpha / rank) B A x on the selected projections."""
+
+    rank: PositiveInt = 4
+    alpha: PositiveFloat = 8.0
+    targets: tuple[LoraTarget, ...] = ("attention.query", "attention.value")
+    """Projections that get an adapter; stored in the model's own order."""
+    random_seed: Seed32 = 5489
+
+    @field_validator("targets")
+    @classmethod
+    def _canonical_order(cls, targets: tuple[LoraTarget, ...]) -> tuple[LoraTarget, ...]:
+        if not targets or len(set(targets)) != len(targets):
+            raise ValueError(f"lora targets must be distinct and at least one, got {targets}")
+        return tuple(target for target in LORA_TARGETS if target in targets)
+
+
+class OptimizationConfig(Config):
+    """What pretraining and post-training share beyond the original's contract."""
+
+    # extension
+    optimizer: Literal["adam", "adamw"] = "adam"
+    """`adam` is the contract's; `adamw` decouples weight decay (Loshchilov & Hutter 2017)."""
+    weight_decay: NonNegativeFloat = 0.1
+    """Decay of matrices (never of biases, norms and embeddings) per unit of learning rate; adamw only."""
+    schedule: Literal["constant", "cosine"] = "constant"
+    """`cosine` falls from the peak to zero after the warm-up."""
+    warmup_steps: NonNegativeInt = 0
+    """Steps over which the learning rate rises linearly to its peak."""
+
+
+class PretrainingConfig(OptimizationConfig):
+    """Next-token training of a new model on text."""
+
+    steps: PositiveInt = 100
+    context_size: PositiveInt = 32
+    """Tokens the model can see at once; becomes the model's maximum context."""
+    batch_size: PositiveInt = 4
+    validation_fraction: OpenFraction = 0.1
+    validation_batch_count: PositiveInt = 4
+    evaluation_interval: PositiveInt = 10
+    loss_average_window: PositiveInt = 10
+    tokenizer_method: Literal["byte", "bpe"] = "bpe"
+    vocabulary_size: Annotated[int, Field(strict=True, ge=256, le=2**32 - 1)] = 272
+    """Size of the BPE vocabulary (256 bytes plus merges); the byte tokenizer ignores it."""
+    minimum_pair_frequency: PositiveInt = 2
+    model_width: PositiveInt = 16
+    head_count: PositiveInt = 4
+    block_count: PositiveInt = 1
+    feed_forward_width: PositiveInt = 32
+    learning_rate: PositiveFloat = 1e-2
+    random_seed: Seed32 = 7
+    """Seeds both the initial weights and the batches."""
+    validation_random_seed: Seed = 17
+    backend: BackendChoice = "auto"
+    attention: AttentionKind = "materialized"
+    activation_checkpointing: ActivationCheckpointing = "disabled"
+    optimizer_state: Literal["contiguous"] = "contiguous"
+    optimizer_page_size: PositiveInt = 4096
+
+    # extension
+    sampling_strategy: Literal["random_window", "document_rows"] = "random_window"
+    """`document_rows`: each row of a batch is one document (text between blank lines)."""
+
+    @model_validator(mode="after")
+    def _heads_divide_width(self) -> "PretrainingConfig":
+        if self.model_width % self.head_count:
+            raise ValueError(
+                f"model_width {self.model_width} is not a multiple of head_count {self.head_count}"
+            )
+        return self
+
+
+class PostTrainingConfig(OptimizationConfig):
+    """Supervised fine-tuning of a bundle on prompts and responses."""
+
+    steps: PositiveInt = 20
+    context_size: PositiveInt = 16
+    batch_size: PositiveInt = 2
+    evaluation_interval: PositiveInt = 10
+    loss_average_window: PositiveInt = 10
+    learning_rate: PositiveFloat = 1e-3
+    random_seed: Seed = 29
+    backend: BackendChoice = "auto"
+    fine_tuning_method: Literal["full", "lora"] = "full"
+    sampling_strategy: Literal["example_uniform", "window_uniform", "document_rows"] = "example_uniform"
+    """`document_rows` (ours): each row of a batch is one whole example."""
+    lora: LoraConfig = LoraConfig()
+    attention: AttentionKind = "materialized"
+    activation_checkpointing: ActivationCheckpointing = "disabled"
+    nf4_block_size: Nf4BlockSize = 64
+    nf4_scale_block_size: Nf4BlockSize = 256
+    double_quantization: bool = True
+    optimizer_state: Literal["auto", "contiguous"] = "auto"
+    optimizer_page_size: PositiveInt = 4096
+
+
+class ServingConfig(Config):
+    """How a bundle is served."""
+
+    backend: BackendChoice = "auto"
+    maximum_new_tokens: PositiveInt = 256
+    maximum_request_bytes: PositiveInt = 1_048_576
+    kv_cache: Literal["paged", "contiguous"] = "paged"
+    kv_cache_block_size: PositiveInt = 16
+
+
+class CorpusConfig(Config):
+    """Raw text: the built-in micro-world, or files of your own."""
+
+    path: str | None = None
+    """A text file or a folder of `.txt` files; none generates micro-world stories."""
+    stories: PositiveInt = 20_000
+    """Micro-world stories to generate."""
+    random_seed: Seed = 7
+    validation_fraction: OpenFraction = 0.02
+
+
+class InstructionsConfig(Config):
+    """Instruction data: micro-world questions, or a JSONL file of your own."""
+
+    path: str | None = None
+    """A JSONL file with `prompt` and `response` on each line; none generates micro-world questions."""
+    examples: PositiveInt = 6_000
+    """Micro-world questions to generate."""
+    random_seed: Seed = 11
+    split_seed: str = "7"
+    """Label of the stable hash that assigns each record to a split."""
+    train_fraction: Fraction = 0.8
+    validation_fraction: Fraction = 0.1
+    test_fraction: Fraction = 0.1
+
+
+class RankSweepConfig(Config):
+    """LoRA ranks to try from the same base; the lowest validation loss wins, then the lower rank."""
+
+    ranks: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (2, 8)
+    alpha_over_rank: PositiveFloat = 2.0
+    training: PostTrainingConfig = PostTrainingConfig(fine_tuning_method="lora")
+
+
+class EvaluationConfig(Config):
+    """What is sampled from the models for the report."""
+
+    stories: PositiveInt = 60
+    questions: PositiveInt = 150
+    random_seed: Seed = 3
+
+
+class PipelineConfig(Config):
+    """The whole pipeline. The defaults are the demo: a micro-world learned in minutes on two cores."""
+
+    name: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")] = "demo"
+    """Name of the run: results are found under runs/<name>."""
+    corpus: CorpusConfig = CorpusConfig()
+    instructions: InstructionsConfig = InstructionsConfig()
+    pretraining: PretrainingConfig = PretrainingConfig()
+    post_training: PostTrainingConfig = PostTrainingConfig()
+    rank_sweep: RankSweepConfig = RankSweepConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    serving: ServingConfig = ServingConfig()
+
+
+_EXTENSIONS = {"optimizer", "weight_decay", "schedule", "warmup_steps"}
+
+
+def contract_dump(config: PretrainingConfig | PostTrainingConfig) -> dict[str, Any]:
+    """The `training_config` metadata: every contract field, and an extension only where it was changed."""
+    extensions = _EXTENSIONS | ({"sampling_strategy"} if isinstance(config, PretrainingConfig) else set())
+    fields = type(config).model_fields
+    values = config.model_dump(mode="json")
+    return {k: v for k, v in values.items() if k not in extensions or v != fields[k].default}

@@ -1,0 +1,94 @@
+"""Settings from a YAML file and `a.b=c` assignments onto defaults, with errors people can act on."""
+
+import difflib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from riftco.errors import InputError
+
+C = TypeVar("C", bound=BaseModel)
+
+
+def load_config(defaults: C, file: Path | None = None, assignments: Iterable[str] = ()) -> C:
+    """`defaults` with a YAML file's values, then the assignments, in that order.
+
+    InputError names the field, the value and the nearest existing field for a misspelt one.
+    """
+    values = defaults.model_dump(mode="json")
+    if file is not None:
+        _merge(values, _read_yaml(file), source=str(file))
+    for assignment in assignments:
+        _merge(values, _parse_assignment(assignment), source="--set")
+    try:
+        return type(defaults).model_validate(values)
+    except ValidationError as error:
+        lines = [f"{'.'.join(map(str, e['loc'])) or 'settings'}: {_message(e)}" for e in error.errors()]
+        raise InputError("; ".join(lines)) from None
+
+
+def _message(error: Any) -> str:
+    what = error["msg"].removeprefix("Value error, ")
+    value = error["input"]
+    return what if isinstance(value, dict) else f"{what}, got {value!r}"
+
+
+def _read_yaml(file: Path) -> Mapping[str, Any]:
+    try:
+        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{file}: {error.strerror}; give the path of a YAML file") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError(f"{file}: not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(values, Mapping):
+        raise InputError(f"{file}: settings are a mapping such as 'pretraining: {{steps: 200}}'")
+    return values
+
+
+def _parse_assignment(assignment: str) -> Mapping[str, Any]:
+    path, equals, text = assignment.partition("=")
+    if not (path and equals):
+        raise InputError(f"--set {assignment}: write it as field.name=value")
+    try:
+        value: Any = yaml.safe_load(text)
+    except yaml.YAMLError:
+        value = text
+    if isinstance(value, str) and value:
+        value = _number(value)
+    for name in reversed(path.split(".")):
+        value = {name: value}
+    return value
+
+
+def _number(text: str) -> float | str:
+    """YAML 1.1 reads 1e-3 as text; people mean a number."""
+    try:
+        return float(text) if text[0] in "+-.0123456789" else text
+    except ValueError:
+        return text
+
+
+def _merge(values: dict[str, Any], changes: Mapping[str, Any], source: str, prefix: str = "") -> None:
+    for name, change in changes.items():
+        if name not in values:
+            raise InputError(_unknown(prefix + str(name), prefix, values, source))
+        if isinstance(values[name], dict) and isinstance(change, Mapping):
+            _merge(values[name], change, source, f"{prefix}{name}.")
+        else:
+            values[name] = change
+
+
+def _unknown(path: str, prefix: str, values: Mapping[str, Any], source: str) -> str:
+    name = path.removeprefix(prefix)
+    near = difflib.get_close_matches(name, values, n=1)
+    hint = f"did you mean {prefix}{near[0]}?" if near else f"there are {', '.join(values)}"
+    return f"{source}: unknown setting {path}; {hint}"
+
+
+def settings_help(config: type[BaseModel]) -> str:
+    """The settings of a stage and their defaults, as a paragraph for a help page."""
+    fields = ", ".join(f"{name}={field.default}" for name, field in config.model_fields.items())
+    return f"Settings and their defaults: {fields}"
