@@ -1,0 +1,9 @@
+"""The decoder-only transformer, its initial values, loss, optimiser, adapters and in-memory snapshot."""
+
+from riftco.config import LoraConfig
+from riftco.model.adam import Adam, AdamStepStats
+from riftco.model.loss import cross_entropy
+from riftco.model.snapshot import ModelSnapshot
+from riftco.model.transformer import DecoderOnlyTransformer
+
+__all__ = ["Adam", "AdamStepStats", "DecoderOnlyTransformer", "LoraConfig", "ModelSnapshot", "cross_entropy"]
