@@ -1,0 +1,1 @@
+"""Small inputs that ship with the project, and what makes and grades them: the micro-world."""
