@@ -1,0 +1,41 @@
+"""What a disk can answer, in the store's terms: an OSError becomes a StoreError with a code and a remedy."""
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from artifacts.errors import StoreError
+
+_FULL = {errno.ENOSPC: "free some space", errno.EDQUOT: "free some of your quota"}
+_DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
+
+
+@contextmanager
+def writing(root: Path) -> Iterator[None]:
+    """Errors of writing below `root` become "disk-full", "not-writable", "no-hard-links" or "disk"."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            remedy = _FULL[error.errno]
+            raise StoreError("disk-full", f"the store {root} is full: {remedy} and run again") from error
+        if error.errno in _DENIED:
+            message = (
+                f"the store {root} is not writable ({error.strerror}): set RIFTCO_STORE to another folder"
+            )
+            raise StoreError("not-writable", message) from error
+        if error.errno == errno.EOPNOTSUPP:
+            message = f"the store {root} is on a file system without hard links: set RIFTCO_STORE elsewhere"
+            raise StoreError("no-hard-links", message) from error
+        raise StoreError("disk", f"the store {root} cannot be written: {error}") from error
+
+
+@contextmanager
+def reading(root: Path) -> Iterator[None]:
+    """Errors of reading below `root` become "not-readable" or "disk"."""
+    try:
+        yield
+    except OSError as error:
+        code = "not-readable" if error.errno in _DENIED else "disk"
+        raise StoreError(code, f"the store {root} cannot be read: {error}") from error

@@ -1,0 +1,130 @@
+"""Writing files so that a crash leaves the old file, the new file or none, and never a part of one.
+
+Every file is written under a temporary name in a folder on the same device and appears under its own name in
+one step: `write_atomic` replaces what was there, `publish_new` fails if something is. With `sync` the bytes
+reach the disk before the name does, and the name before the call returns; without it a crash of the process
+is survived, a power loss is not. A killed process leaves at most a temporary file.
+"""
+
+import errno
+import os
+import secrets
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+Chunks = bytes | Iterable[bytes | memoryview]
+
+_CANNOT_RESERVE = {errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS}
+_CANNOT_LINK = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV, errno.EMLINK}
+
+
+def write_atomic(path: Path | str, data: Chunks, *, sync: bool = False, mode: int = 0o600) -> Path:
+    """Write or replace the file `path`, creating its folder; returns the path.
+
+    Raises IsADirectoryError if `path` is a folder, and OSError; the temporary file is removed on failure.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise IsADirectoryError(f"cannot write the file {path}: a folder has this name")
+    if not path.parent.is_dir():
+        make_folder(path.parent, sync=sync)
+    with temporary_file(path.parent, data, stem=path.name, sync=sync, mode=mode) as temporary:
+        os.replace(temporary, path)
+        if sync:
+            sync_folder(path.parent)
+    return path
+
+
+@contextmanager
+def temporary_file(
+    folder: Path, data: Chunks, *, stem: str, sync: bool, mode: int, size: int = 0
+) -> Iterator[Path]:
+    """Yield a new, complete, closed file in `folder`; on leaving, its temporary name is gone.
+
+    `size` bytes are reserved first, so that a full disk shows before the work is done.
+    """
+    path = folder / f".{stem[:40]}.{secrets.token_hex(8)}.tmp"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            _fill(descriptor, data, size)
+            os.fchmod(descriptor, mode)
+            if sync:
+                os.fsync(descriptor)  # an error is final: a second fsync could claim success for lost pages
+        finally:
+            os.close(descriptor)
+        yield path
+    finally:
+        with suppress(FileNotFoundError):  # replaced into place
+            path.unlink()
+
+
+@contextmanager
+def staged(root: Path, data: Chunks, *, sync: bool, size: int = 0) -> Iterator[Path]:
+    """`temporary_file` in the `tmp` folder of a store, read-only, to be published within the same store."""
+    folder = root / "tmp"
+    make_folder(folder, sync=False)  # nothing in it has to survive
+    with temporary_file(folder, data, stem="staged", sync=sync, mode=0o444, size=size) as temporary:
+        yield temporary
+
+
+def _fill(descriptor: int, data: Chunks, size: int) -> None:
+    if size:
+        _reserve(descriptor, size)
+    written = 0
+    for chunk in [data] if isinstance(data, bytes) else data:
+        view = memoryview(chunk).cast("B")
+        while view:
+            count = os.write(descriptor, view)
+            written += count
+            view = view[count:]
+    if written < size:
+        os.ftruncate(descriptor, written)
+
+
+def _reserve(descriptor: int, size: int) -> None:
+    if not hasattr(os, "posix_fallocate"):
+        return
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+    except OSError as error:
+        if error.errno not in _CANNOT_RESERVE:
+            raise
+
+
+def publish_new(temporary: Path, path: Path, *, sync: bool) -> None:
+    """Give a complete temporary file its name, creating the folder of `path`; both must be on one device.
+
+    Raises FileExistsError if the name is taken, even in the same moment; then too the name is on disk.
+    Raises OSError(EOPNOTSUPP) where the file system has no hard links, the one way to be sure of "new".
+    """
+    make_folder(path.parent, sync=sync)
+    try:
+        os.link(temporary, path)
+    except OSError as error:
+        if error.errno in _CANNOT_LINK:
+            raise OSError(errno.EOPNOTSUPP, "the file system cannot make hard links", str(path)) from error
+        raise
+    finally:
+        if sync:
+            sync_folder(path.parent)
+
+
+def make_folder(folder: Path, *, sync: bool) -> None:
+    """Create a folder and its missing parents, each on disk in its parent before the next is made."""
+    if not folder.parent.exists():
+        make_folder(folder.parent, sync=sync)
+    if not folder.is_dir():
+        folder.mkdir(exist_ok=True)
+    if sync:  # also where the folder existed: whoever made it may not have come this far
+        sync_folder(folder.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder survive a power loss."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

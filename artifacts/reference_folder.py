@@ -1,0 +1,57 @@
+"""The small files under `refs/` that give objects their ids, keys and names.
+
+A reference appears complete or not at all. `create` is for what follows from content and so never changes
+(`artifacts/<artifact id>`, `steps/<step key>`); `replace` is for names that move (`runs/<run>/<stage>`).
+"""
+
+import os
+from pathlib import Path
+
+from artifacts.disk_errors import reading, writing
+from artifacts.files import make_folder, publish_new, staged, sync_folder
+
+
+class ReferenceFolder:
+    """The references of a store by path below `refs`; safe for any number of processes and threads."""
+
+    def __init__(self, root: Path, *, sync: bool) -> None:
+        """`root` is the store's folder; with `sync`, references survive a power loss once written."""
+        self._root = root
+        self._sync = sync
+
+    def read(self, name: str) -> bytes | None:
+        """The bytes of a reference, or None. Raises StoreError if the disk refuses."""
+        with reading(self._root):
+            try:
+                return self._path(name).read_bytes()
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Write a reference unless it exists; whether it was written. Raises StoreError."""
+        with writing(self._root), staged(self._root, data, sync=self._sync) as temporary:
+            try:
+                publish_new(temporary, self._path(name), sync=self._sync)
+            except FileExistsError:
+                return False
+        return True
+
+    def replace(self, name: str, data: bytes) -> None:
+        """Write or replace a reference in one step. Raises StoreError."""
+        path = self._path(name)
+        with writing(self._root), staged(self._root, data, sync=self._sync) as temporary:
+            make_folder(path.parent, sync=self._sync)
+            os.replace(temporary, path)
+            if self._sync:
+                sync_folder(path.parent)
+
+    def names(self, folder: str) -> list[str]:
+        """Names directly in a folder, sorted; none if the folder does not exist."""
+        with reading(self._root):
+            try:
+                return sorted(name for name in os.listdir(self._path(folder)) if not name.startswith("."))
+            except (FileNotFoundError, NotADirectoryError):
+                return []
+
+    def _path(self, name: str) -> Path:
+        return self._root / "refs" / name

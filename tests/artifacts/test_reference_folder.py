@@ -1,0 +1,57 @@
+"""References: created once, or replaced in one step."""
+
+import errno
+import os
+
+import pytest
+
+from artifacts import StoreError
+from artifacts.reference_folder import ReferenceFolder
+
+
+@pytest.fixture
+def references(tmp_path) -> ReferenceFolder:
+    return ReferenceFolder(tmp_path, sync=False)
+
+
+def test_a_reference_is_created_once(references):
+    assert references.read("steps/a") is None
+    assert references.create("steps/a", b"first")
+    assert not references.create("steps/a", b"second")
+    assert references.read("steps/a") == b"first"
+
+
+def test_a_reference_can_be_replaced_whether_it_exists_or_not(references, tmp_path):
+    for data in (b"first", b"second"):
+        references.replace("runs/demo/train", data)
+        assert references.read("runs/demo/train") == data
+    assert os.listdir(tmp_path / "tmp") == []
+
+
+def test_names_are_sorted_and_exclude_what_other_programs_hide(references, tmp_path):
+    for name in ("b", "a"):
+        references.create(f"runs/{name}/stage", b"")
+    (tmp_path / "refs" / "runs" / ".DS_Store").write_text("")
+    assert references.names("runs") == ["a", "b"]
+    assert references.names("absent") == []
+    assert references.names("runs/a/stage") == []
+
+
+@pytest.mark.parametrize("write", [ReferenceFolder.create, ReferenceFolder.replace])
+def test_a_full_disk_leaves_the_old_reference(references, monkeypatch, write):
+    references.create("runs/demo/train", b"old")
+
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "no space left")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "write", full)
+        with pytest.raises(StoreError, match="full"):
+            write(references, "runs/demo/train", b"new")
+    assert references.read("runs/demo/train") == b"old"
+
+
+def test_an_unreadable_reference_is_a_store_error(references, tmp_path):
+    (tmp_path / "refs" / "steps" / "a").mkdir(parents=True)
+    with pytest.raises(StoreError, match="cannot be read"):
+        references.read("steps/a")
