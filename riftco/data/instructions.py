@@ -1,0 +1,102 @@
+"""Instruction data: prompt and response records, the chat template, and their JSONL files."""
+
+import os
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from artifacts import ArtifactError, parse_json
+from riftco.data.text import decode_utf8, read_bytes, shown
+from riftco.errors import InputError
+
+_ASCII_WHITESPACE = " \t\n\r\f\v"
+_FIELDS = ("prompt", "response")
+
+
+@dataclass(frozen=True, slots=True)
+class InstructionExample:
+    """One prompt and the response to learn; neither may be blank."""
+
+    prompt: str
+    response: str
+
+    def __post_init__(self) -> None:
+        for field in _FIELDS:
+            _require_text(getattr(self, field), field)
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """What makes two examples the same record: exactly these two fields."""
+        return {"prompt": self.prompt, "response": self.response}
+
+
+class InstructionFormatter(Protocol):
+    """Turns an example into the text a model is trained on; its class name goes into the metadata."""
+
+    def format(self, example: InstructionExample) -> str: ...
+
+
+class PlainChatFormatter:
+    """The contract's template; roles are marked by plain text, there are no special tokens.
+
+    Prompt and response are trimmed of the six ASCII white-space characters only.
+    """
+
+    def format(self, example: InstructionExample) -> str:
+        """The whole exchange, ended by a newline."""
+        return f"{self.format_prompt(example.prompt)}{_trim(example.response)}\n"
+
+    def format_prompt(self, prompt: str) -> str:
+        """The exchange up to where the response begins."""
+        return f"### User:\n{_trim(prompt)}\n### Assistant:\n"
+
+
+def load_instructions(path: str | os.PathLike[str]) -> tuple[InstructionExample, ...]:
+    """The examples of a JSONL file; InputError `file:line: what is wrong; remedy`."""
+    return parse_instructions(read_bytes(path), source=shown(path))
+
+
+def parse_instructions(data: bytes, *, source: str) -> tuple[InstructionExample, ...]:
+    """The examples of JSONL bytes: strict UTF-8, one JSON object with `prompt` and `response` a line.
+
+    Other keys are ignored and blank lines skipped. Lines end at `\\n` (a `\\r` before it is dropped) and
+    nowhere else: U+0085, U+2028 and their like may stand inside a string, where the original would break
+    the line. InputError naming source and line; at least one record.
+    """
+    lines = enumerate(decode_utf8(data, source=source).split("\n"), start=1)
+    examples = tuple(
+        _parse_line(line.removesuffix("\r"), f"{source}:{number}") for number, line in lines if line.strip()
+    )
+    if not examples:
+        raise InputError(f"{source}: has no records; write one JSON object with prompt and response a line")
+    return examples
+
+
+def _parse_line(line: str, where: str) -> InstructionExample:
+    try:
+        record: Any = parse_json(line.encode("utf-8"), what=f"{where}:")
+    except ArtifactError as error:
+        raise InputError(f"{error}; write one JSON object a line") from None
+    if not isinstance(record, dict):
+        raise InputError(f'{where}: is not a JSON object; write {{"prompt": ..., "response": ...}}')
+    for field in _FIELDS:
+        if field not in record:
+            raise InputError(f"{where}: lacks the key {field!r}; every record has prompt and response")
+    try:
+        return InstructionExample(record["prompt"], record["response"])
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{where}: {error}") from None
+
+
+def _require_text(value: object, field: str) -> None:
+    if not isinstance(value, str):
+        raise TypeError(f"{field} is {type(value).__name__}, not text; give it as a string")
+    if not _trim(value):
+        raise InputError(f"{field} is blank; write some text or leave the record out")
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        raise InputError(f"{field} holds half of a surrogate pair; write the whole character") from None
+
+
+def _trim(text: str) -> str:
+    return text.strip(_ASCII_WHITESPACE)

@@ -1,0 +1,96 @@
+"""Text from files, and documents from text.
+
+Files are strict UTF-8 with universal newlines (`\r\n` and `\r` become `\n`). A byte order mark at the very
+start is an editor's signature, not text, and is dropped: kept, it would become three tokens of the first
+document. Everything else reaches the tokenizer as it is on disk.
+"""
+
+import codecs
+import os
+import re
+from pathlib import Path
+
+from riftco.errors import InputError
+
+_NEWLINE = re.compile(r"\r\n?")
+_BLANK_LINES = re.compile(r"\n\s*\n")
+_UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+
+
+def read_text(path: str | os.PathLike[str]) -> str:
+    """The whole text of one file.
+
+    InputError when it is missing, a folder, unreadable, empty or blank, or not UTF-8 (with its line).
+    """
+    text = universal_newlines(decode_utf8(read_bytes(path), source=shown(path)))
+    if not text.strip():
+        raise InputError(f"{shown(path)}: holds no text; put some in it or give another file")
+    return text
+
+
+def read_corpus(path: str | os.PathLike[str]) -> str:
+    """The text of one file, or of every `.txt` file below a folder, joined by blank lines.
+
+    A folder's files come in the order of their paths (by code point, so the same everywhere); files and
+    folders whose name starts with a dot are left out. InputError as `read_text`, or if there is no such file.
+    """
+    root = Path(path)
+    if not root.is_dir():
+        return read_text(root)
+    files = _text_files(root)
+    if not files:
+        raise InputError(f"{shown(root)}: has no .txt file in it; add one or give another folder")
+    return "\n\n".join(read_text(file).strip("\n") for file in files)
+
+
+def split_documents(text: str) -> tuple[str, ...]:
+    """The non-empty documents between blank lines (lines of nothing but white space), stripped."""
+    pieces = (piece.strip() for piece in _BLANK_LINES.split(text))
+    return tuple(piece for piece in pieces if piece)
+
+
+def document_start(text: str, position: int) -> int:
+    """Where the document that holds a position starts; trailing white space belongs to the last one."""
+    position = min(position, max(0, len(text.rstrip()) - 1))
+    ends = (blank.end() for blank in _BLANK_LINES.finditer(text, 0, position))
+    return max(ends, default=0)
+
+
+def read_bytes(path: str | os.PathLike[str]) -> bytes:
+    """A file's bytes; InputError saying why it cannot be read."""
+    try:
+        return Path(path).read_bytes()
+    except FileNotFoundError:
+        raise InputError(f"{shown(path)}: no such file; check the path") from None
+    except IsADirectoryError:
+        raise InputError(f"{shown(path)}: is a folder; give the path of a file in it") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InputError(f"{shown(path)}: cannot be read ({reason}); check the path and its rights") from None
+
+
+def decode_utf8(data: bytes, *, source: str) -> str:
+    """Strict UTF-8 without the byte order mark; InputError naming source, line and byte."""
+    data = data.removeprefix(codecs.BOM_UTF8)
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = universal_newlines(data[: error.start].decode("utf-8")).count("\n") + 1
+        wrong = "looks like UTF-16" if data.startswith(_UTF16_MARKS) else f"byte 0x{data[error.start]:02x}"
+        raise InputError(f"{source}:{line}: not UTF-8 ({wrong}); save the file as UTF-8") from None
+
+
+def universal_newlines(text: str) -> str:
+    """Every `\\r\\n` and lone `\\r` as `\\n`, as Python's text mode reads them."""
+    return _NEWLINE.sub("\n", text)
+
+
+def shown(path: str | os.PathLike[str]) -> str:
+    """A path fit for a message: names that are not text are escaped rather than unprintable."""
+    return os.fspath(path).encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _text_files(root: Path) -> list[Path]:
+    names = (file.relative_to(root) for file in root.rglob("*") if file.suffix.lower() == ".txt")
+    visible = (name for name in names if not any(part.startswith(".") for part in name.parts))
+    return [root / name for name in sorted(visible, key=lambda n: n.as_posix()) if (root / name).is_file()]

@@ -1,0 +1,62 @@
+"""Training: batches, loop, optimisers, the two stages built on them, and exhaustive evaluation."""
+
+from riftco.training.batches import BatchSource, TrainingBatch, fixed_batches
+from riftco.training.document_rows import DocumentRowsBatchSource, document_batches, frame_documents
+from riftco.training.evaluation import (
+    CausalEvaluation,
+    evaluate_instruction_examples,
+    validation_bits_per_byte,
+)
+from riftco.training.loop import (
+    CausalLanguageModelTrainer,
+    Interrupted,
+    MetricSink,
+    TrainingLoopConfig,
+    TrainingMetric,
+)
+from riftco.training.optimizers import AdamW, build_optimizer
+from riftco.training.post_training import PostTrainingResult, post_train, post_train_jsonl
+from riftco.training.pretraining import (
+    PretrainingResult,
+    fit_tokenizer,
+    pretrain_file,
+    pretrain_files,
+    pretrain_splits,
+    pretrain_text,
+)
+from riftco.training.window_batches import (
+    ExampleWindowBatchSource,
+    RandomWindowBatchSource,
+    SequenceWindowBatchSource,
+)
+
+__all__ = [
+    "AdamW",
+    "BatchSource",
+    "CausalEvaluation",
+    "CausalLanguageModelTrainer",
+    "DocumentRowsBatchSource",
+    "ExampleWindowBatchSource",
+    "Interrupted",
+    "MetricSink",
+    "PostTrainingResult",
+    "PretrainingResult",
+    "RandomWindowBatchSource",
+    "SequenceWindowBatchSource",
+    "TrainingBatch",
+    "TrainingLoopConfig",
+    "TrainingMetric",
+    "build_optimizer",
+    "document_batches",
+    "evaluate_instruction_examples",
+    "fit_tokenizer",
+    "fixed_batches",
+    "frame_documents",
+    "post_train",
+    "post_train_jsonl",
+    "pretrain_file",
+    "pretrain_files",
+    "pretrain_splits",
+    "pretrain_text",
+    "validation_bits_per_byte",
+]

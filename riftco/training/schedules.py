@@ -1,0 +1,30 @@
+"""How the learning rate changes over a run."""
+
+import math
+from collections.abc import Callable
+
+from riftco.config import OptimizationConfig
+
+
+def learning_rate_schedule(
+    config: OptimizationConfig, *, peak: float, steps: int
+) -> Callable[[int], float] | None:
+    """The learning rate of each optimiser step 1..steps, or None where it never changes.
+
+    Linear warm-up (step s has peak * s / warmup_steps), then constant or cosine. The cosine (Loshchilov &
+    Hutter 2016, half a period) starts at the peak and would reach zero one step after the last, so no step
+    is wasted on a rate of zero.
+    """
+    warmup = config.warmup_steps
+    if config.schedule == "constant" and not warmup:
+        return None
+
+    def rate(step: int) -> float:
+        if step <= warmup:
+            return peak * step / warmup
+        if config.schedule == "constant":
+            return peak
+        progress = (step - 1 - warmup) / (steps - warmup)
+        return peak * 0.5 * (1.0 + math.cos(math.pi * progress))
+
+    return rate

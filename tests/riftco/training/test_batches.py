@@ -1,0 +1,97 @@
+"""What a batch must be, and drawing batches once."""
+
+import random
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from riftco.training import RandomWindowBatchSource, TrainingBatch, fixed_batches
+
+IDS = torch.tensor([[1, 2], [3, 4]])
+
+
+def test_targets_are_the_next_tokens() -> None:
+    batch = TrainingBatch.shifted(torch.tensor([[1, 2, 3], [4, 5, 6]]))
+    assert batch.inputs.tolist() == [[1, 2], [4, 5]]
+    assert batch.targets.tolist() == [[2, 3], [5, 6]]
+    assert batch.mask is None
+
+
+@pytest.mark.parametrize(
+    ("inputs", "targets", "problem"),
+    [
+        (IDS[0], IDS[0], "rectangles"),
+        (IDS[:0], IDS[:0], "rectangles"),
+        (IDS, IDS[:, :1], "rectangles"),
+        (IDS.int(), IDS, "inputs must be int64"),
+        (IDS, IDS.float(), "targets must be int64"),
+        (IDS - 2, IDS, r"inputs must be ids .* got -1\.\.2"),
+        (IDS, IDS + 2**32, "targets must be ids"),
+    ],
+)
+def test_a_batch_that_is_no_rectangle_of_ids_is_refused(
+    inputs: Tensor, targets: Tensor, problem: str
+) -> None:
+    with pytest.raises(ValueError, match=problem):
+        TrainingBatch(inputs, targets)
+
+
+def test_the_largest_id_is_accepted() -> None:
+    largest = torch.full((1, 1), 2**32 - 1)
+    assert TrainingBatch(largest, largest).inputs.item() == 2**32 - 1
+
+
+@pytest.mark.parametrize(
+    ("mask", "problem"),
+    [
+        (torch.ones(2, 2), "mask must be bool"),
+        (torch.ones(2, 1, dtype=torch.bool), "mask must be bool"),
+        (torch.zeros(2, 2, dtype=torch.bool), "selects no target"),
+    ],
+)
+def test_a_mask_must_fit_and_select_something(mask: Tensor, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        TrainingBatch(IDS, IDS, mask)
+
+
+def test_fixed_batches_are_the_next_ones_of_the_source() -> None:
+    sources = [
+        RandomWindowBatchSource(list(range(50)), batch_size=2, context_size=4, random_seed=3)
+        for _ in range(2)
+    ]
+    fixed = fixed_batches(sources[0], 3)
+    for batch in fixed:
+        assert batch.inputs.equal(sources[1].next_batch().inputs)
+    assert len(fixed) == sources[0].batches_emitted == 3
+    with pytest.raises(ValueError, match="count must be at least 1, got 0"):
+        fixed_batches(sources[0], 0)
+
+
+@given(
+    lengths=st.lists(st.integers(0, 9), min_size=1, max_size=60).filter(any),
+    rng=st.randoms(),
+)
+def test_parts_hold_every_counted_target_once_and_little_else(lengths: list[int], rng: random.Random) -> None:
+    mask = torch.arange(9) < torch.tensor(lengths)[:, None]
+    gaps = [[place + 1 < length and rng.random() < 0.2 for place in range(9)] for length in lengths]
+    mask &= ~torch.tensor(gaps)
+    targets = torch.arange(mask.numel()).view(mask.shape)
+    batch = TrainingBatch(targets + 1, targets, mask)
+    parts = list(batch.parts())
+    counted = torch.cat([part.targets[part.mask] for part in parts])
+    assert sorted(counted.tolist()) == targets[mask].tolist()
+    assert sum(part.counted for part in parts) == batch.counted
+    for part in parts:
+        assert part.inputs.equal(part.targets + 1)
+        assert bool(part.mask[:, -1].any())
+    assert len(parts) <= 4
+    assert all(len(part.inputs) >= 12 for part in parts[:-1])
+
+
+def test_a_batch_without_mask_is_its_own_part() -> None:
+    batch = TrainingBatch(IDS, IDS)
+    assert [part is batch for part in batch.parts()] == [True]
+    assert batch.counted == 4

@@ -1,0 +1,157 @@
+"""Fine-tuning in full and through LoRA: the original's runs, lineage, and what is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from artifacts import ModelBundle
+from riftco.config import PostTrainingConfig
+from riftco.data import InstructionExample, PlainChatFormatter
+from riftco.errors import InputError
+from riftco.training import (
+    Interrupted,
+    PostTrainingResult,
+    TrainingMetric,
+    post_train,
+    post_train_jsonl,
+)
+from tests.riftco.training.support import assert_metrics_agree
+from tests.support import FIXTURES, fixture
+
+RECORDED = fixture("training.json")
+EXAMPLES = [InstructionExample(**record) for record in RECORDED["post_training_full"]["examples"]]
+SMALL = PostTrainingConfig(steps=2, context_size=8)
+
+
+@pytest.fixture(scope="module")
+def base() -> ModelBundle:
+    return ModelBundle.load(FIXTURES / "bpe.rift")
+
+
+def run(base: ModelBundle, case: dict[str, Any]) -> PostTrainingResult:
+    result = post_train(base, EXAMPLES, PostTrainingConfig.model_validate(case["config"]))
+    assert_metrics_agree(result.metrics, case["metrics"])
+    assert result.bundle.metadata == case["metadata"]
+    assert result.bundle.stage == "post_training"
+    assert result.bundle.parent_artifact_id == base.artifact_id
+    assert result.bundle.config == base.config
+    assert result.bundle.tokenizer == base.tokenizer
+    assert (result.example_count, result.objective) == (len(EXAMPLES), "full_sequence_causal_sft")
+    assert result.fine_tuning_method == case["config"]["fine_tuning_method"]
+    return result
+
+
+def test_the_lora_run_gives_the_recorded_metrics_and_merged_weights(base: ModelBundle) -> None:
+    result = run(base, RECORDED["post_training_lora"])
+    child = ModelBundle.load(FIXTURES / "bpe-lora-child.rift")
+    assert result.bundle.metadata == child.metadata
+    np.testing.assert_allclose(result.bundle.weights, child.weights, rtol=0, atol=1e-6)
+    assert np.abs(child.weights - base.weights).max() > 0.01
+
+
+def test_the_full_run_gives_the_recorded_metrics(base: ModelBundle) -> None:
+    run(base, RECORDED["post_training_full"])
+
+
+def test_only_adapted_projections_change_under_lora(base: ModelBundle) -> None:
+    config = SMALL.model_copy(update={"fine_tuning_method": "lora"})
+    tensors = post_train(base, EXAMPLES, config).bundle.tensors()
+    changed = {name for name, values in base.tensors().items() if not np.array_equal(values, tensors[name])}
+    assert changed == {f"blocks.{b}.attention.{p}.weight" for b in (0, 1) for p in ("query", "value")}
+
+
+def test_the_base_stays_as_it_was_and_the_run_repeats(base: ModelBundle) -> None:
+    before = base.to_bytes()
+    first, second = (post_train(base, EXAMPLES, SMALL).bundle.artifact_id for _ in range(2))
+    assert first == second != base.artifact_id
+    assert base.to_bytes() == before
+
+
+def test_a_jsonl_file_is_its_examples(base: ModelBundle, tmp_path: Path) -> None:
+    path = tmp_path / "instructions.jsonl"
+    path.write_text("".join(json.dumps(example.identity) + "\n" for example in EXAMPLES))
+    seen: list[TrainingMetric] = []
+    result = post_train_jsonl(base, path, SMALL, metric_sink=seen.append)
+    assert result.bundle.artifact_id == post_train(base, EXAMPLES, SMALL).bundle.artifact_id
+    assert tuple(seen) == result.metrics
+
+
+def test_another_formatter_is_used_and_named(base: ModelBundle) -> None:
+    class Shouting(PlainChatFormatter):
+        def format(self, example: InstructionExample) -> str:
+            return super().format(example).upper()
+
+    result = post_train(base, EXAMPLES, SMALL, formatter=Shouting())
+    assert result.bundle.metadata["formatter"] == "Shouting"
+    assert result.metrics != post_train(base, EXAMPLES, SMALL).metrics
+
+
+def test_document_rows_take_whole_examples_of_any_length(base: ModelBundle) -> None:
+    examples = [InstructionExample("a", "b"), *EXAMPLES]
+    config = PostTrainingConfig(steps=2, context_size=16, sampling_strategy="document_rows")
+    assert post_train(base, examples, config).example_count == 6
+
+
+def test_a_context_the_model_lacks_is_refused(base: ModelBundle) -> None:
+    with pytest.raises(InputError, match="context_size 17 exceeds the model's 16"):
+        post_train(base, EXAMPLES, PostTrainingConfig(context_size=17))
+
+
+def test_no_examples_is_refused(base: ModelBundle) -> None:
+    with pytest.raises(InputError, match="no instruction examples"):
+        post_train(base, [], SMALL)
+
+
+class Bare(PlainChatFormatter):
+    """The response alone: one token for one letter."""
+
+    def format(self, example: InstructionExample) -> str:
+        return example.response
+
+
+def answers(*responses: str) -> list[InstructionExample]:
+    return [InstructionExample("p", response) for response in responses]
+
+
+def test_examples_shorter_than_a_window_are_refused_by_index(base: ModelBundle) -> None:
+    examples = answers("XXXXXXXXX", *["XXXXXXXX"] * 9)
+    with pytest.raises(
+        InputError, match=r"9 of 10 .* than 9 tokens, at index 1, 2, 3, 4, 5, 6, 7, 8, \.\.\.; "
+    ):
+        post_train(base, examples, SMALL, formatter=Bare())
+    assert post_train(base, examples[:1], SMALL, formatter=Bare()).example_count == 1
+
+
+def test_rows_with_nothing_to_predict_are_refused_by_index(base: ModelBundle) -> None:
+    config = SMALL.model_copy(update={"sampling_strategy": "document_rows"})
+    with pytest.raises(
+        InputError, match="1 of 2 examples have fewer than 2 tokens, at index 1; leave them out"
+    ):
+        post_train(base, answers("XX", "X"), config, formatter=Bare())
+
+
+def test_text_outside_a_byte_vocabulary_is_refused() -> None:
+    byte_base = ModelBundle.load(FIXTURES / "byte.rift")
+    with pytest.raises(InputError, match=r"instruction examples: byte .*bpe"):
+        post_train(byte_base, EXAMPLES, SMALL)
+
+
+def test_stop_interrupts_a_run(base: ModelBundle) -> None:
+    with pytest.raises(Interrupted):
+        post_train(base, EXAMPLES, SMALL, stop=lambda: True)
+
+
+def test_adamw_and_its_scope_are_recorded(base: ModelBundle) -> None:
+    config = SMALL.model_copy(update={"fine_tuning_method": "lora", "optimizer": "adamw"})
+    metadata = post_train(base, EXAMPLES, config).bundle.metadata
+    assert metadata["optimizer"] == metadata["training_config"]["optimizer"] == "adamw"
+    assert metadata["optimizer_parameter_scope"] == "lora_adapters"
+
+
+def test_qlora_is_refused_by_the_configuration() -> None:
+    with pytest.raises(ValidationError):
+        PostTrainingConfig.model_validate({"fine_tuning_method": "qlora"})
