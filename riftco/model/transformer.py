@@ -143,10 +143,10 @@ class DecoderOnlyTransformer(nn.Module):
             for layer, block in enumerate(self.blocks):
                 x = block(x, partial(cache.append_and_attend, layer))
             logits = self.language_model_head(self.final_norm(x))[0]
+            cache.commit()
         except BaseException:
             cache.abort()
             raise
-        cache.commit()
         return logits
 
     def _check(self, ids: Tensor, start: int = 0) -> Tensor:

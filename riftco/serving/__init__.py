@@ -1,0 +1,30 @@
+"""Generation and service: page pool, request caches, decode session, samplers, generator, HTTP.
+
+Nothing here knows training or its data.
+"""
+
+from riftco.serving.generator import GenerationResult, TextGenerator
+from riftco.serving.http import create_app
+from riftco.serving.kv_cache import ContiguousKvCache, PagedKvCache
+from riftco.serving.page_pool import PagedKvCachePool
+from riftco.serving.samplers import GreedySampler, TemperatureSampler
+from riftco.serving.server import background_server, serve
+from riftco.serving.service import ModelService
+from riftco.serving.session import DecodeSession
+from riftco.serving.stack import ServingStack
+
+__all__ = [
+    "ContiguousKvCache",
+    "DecodeSession",
+    "GenerationResult",
+    "GreedySampler",
+    "ModelService",
+    "PagedKvCache",
+    "PagedKvCachePool",
+    "ServingStack",
+    "TemperatureSampler",
+    "TextGenerator",
+    "background_server",
+    "create_app",
+    "serve",
+]
