@@ -174,12 +174,44 @@ class InstructionsConfig(Config):
     test_fraction: Fraction = 0.1
 
 
+_DEMO_PRETRAINING = PretrainingConfig(
+    steps=600,
+    context_size=144,
+    batch_size=48,
+    evaluation_interval=50,
+    vocabulary_size=512,
+    model_width=128,
+    block_count=4,
+    feed_forward_width=512,
+    learning_rate=3e-3,
+    attention="flash",
+    optimizer="adamw",
+    schedule="cosine",
+    warmup_steps=40,
+    sampling_strategy="document_rows",
+)
+_DEMO_POST_TRAINING = PostTrainingConfig(
+    steps=200,
+    context_size=144,
+    batch_size=32,
+    learning_rate=1e-3,
+    attention="flash",
+    optimizer="adamw",
+    schedule="cosine",
+    warmup_steps=20,
+    sampling_strategy="document_rows",
+)
+_DEMO_RANK_TRAINING = _DEMO_POST_TRAINING.model_copy(
+    update={"fine_tuning_method": "lora", "steps": 60, "learning_rate": 3e-3}
+)
+
+
 class RankSweepConfig(Config):
     """LoRA ranks to try from the same base; the lowest validation loss wins, then the lower rank."""
 
     ranks: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (2, 8)
     alpha_over_rank: PositiveFloat = 2.0
-    training: PostTrainingConfig = PostTrainingConfig(fine_tuning_method="lora")
+    training: PostTrainingConfig = _DEMO_RANK_TRAINING
 
 
 class EvaluationConfig(Config):
@@ -197,8 +229,8 @@ class PipelineConfig(Config):
     """Name of the run: results are found under runs/<name>."""
     corpus: CorpusConfig = CorpusConfig()
     instructions: InstructionsConfig = InstructionsConfig()
-    pretraining: PretrainingConfig = PretrainingConfig()
-    post_training: PostTrainingConfig = PostTrainingConfig()
+    pretraining: PretrainingConfig = _DEMO_PRETRAINING
+    post_training: PostTrainingConfig = _DEMO_POST_TRAINING
     rank_sweep: RankSweepConfig = RankSweepConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     serving: ServingConfig = ServingConfig()

@@ -1,0 +1,246 @@
+"""The model commands of `riftco`: what works on files and bundles, without flows.
+
+Heavy imports happen inside the commands, so that `--help` answers at once.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from artifacts import ArtifactError, ModelBundle, Store
+from riftco.config import PostTrainingConfig, PretrainingConfig, ServingConfig
+from riftco.errors import BackendUnavailableError, InputError
+from riftco.progress import show_training
+from riftco.settings import load_config, settings_help
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    help="From raw text and instruction data to a served small language model.",
+)
+
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", "-c", help="A YAML file of settings.", metavar="FILE")
+]
+Assignments = Annotated[
+    list[str] | None,
+    typer.Option("--set", "-s", help="One setting, as a.b=value; may be repeated.", metavar="NAME=VALUE"),
+]
+Output = Annotated[Path, typer.Option("--output", "-o", help="Bundle to write.", metavar="FILE.rift")]
+Model = Annotated[
+    str,
+    typer.Argument(help="A .rift file, a name such as demo/pretrain, or an artifact id.", metavar="MODEL"),
+]
+
+
+@contextmanager
+def user_errors() -> Iterator[None]:
+    """Bad input ends in one line on standard error and exit code 2, Ctrl-C in code 130."""
+    try:
+        yield
+    except (InputError, ArtifactError, BackendUnavailableError) as error:
+        typer.echo(f"riftco: {error}", err=True)
+        raise typer.Exit(2) from None
+    except OSError as error:
+        typer.echo(f"riftco: {error.filename or 'input'}: {error.strerror or error}", err=True)
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        typer.echo("riftco: interrupted; the same command goes on from what is finished", err=True)
+        raise typer.Exit(130) from None
+
+
+@app.command(epilog=settings_help(PretrainingConfig))
+def pretrain(
+    text: Annotated[Path, typer.Argument(help="UTF-8 text to learn.", metavar="TEXT")],
+    output: Output,
+    validation: Annotated[
+        Path | None, typer.Option(help="Text to validate on; else the end of TEXT.")
+    ] = None,
+    config: ConfigFile = None,
+    assignments: Assignments = None,
+) -> None:
+    """Train a new model on a text file and write its bundle.
+
+    Example: `riftco pretrain book.txt -o book.rift -s steps=500 -s model_width=64 -s context_size=64`
+    """
+    with user_errors():
+        settings = load_config(PretrainingConfig(), config, assignments or ())
+        from riftco.training import pretrain_file, pretrain_files
+
+        with show_training("pretraining", settings.steps) as sink:
+            if validation is None:
+                result = pretrain_file(text, settings, metric_sink=sink)
+            else:
+                result = pretrain_files(text, validation, settings, metric_sink=sink)
+        _saved(result.bundle, output, result.metrics[-1].loss)
+
+
+@app.command(epilog=settings_help(PostTrainingConfig))
+def tune(
+    model: Model,
+    instructions: Annotated[Path, typer.Argument(help="JSONL with prompt and response.", metavar="JSONL")],
+    output: Output,
+    config: ConfigFile = None,
+    assignments: Assignments = None,
+) -> None:
+    """Fine-tune a model on prompts and responses, in full or through LoRA, and write the new bundle.
+
+    Example: `riftco tune book.rift chats.jsonl -o chat.rift -s fine_tuning_method=lora -s lora.rank=8`
+    """
+    with user_errors():
+        settings = load_config(PostTrainingConfig(), config, assignments or ())
+        base = open_bundle(model)
+        from riftco.training import post_train_jsonl
+
+        with show_training("tuning", settings.steps) as sink:
+            result = post_train_jsonl(base, instructions, settings, metric_sink=sink)
+        _saved(result.bundle, output, result.metrics[-1].loss)
+
+
+@app.command()
+def generate(
+    model: Model,
+    prompt: Annotated[str, typer.Argument(help="Text to continue.")],
+    max_new_tokens: Annotated[int, typer.Option(min=0, help="How many tokens to add.")] = 64,
+    temperature: Annotated[float, typer.Option(min=0, help="0 always takes the likeliest token.")] = 0.0,
+    top_k: Annotated[int | None, typer.Option(min=1, help="Draw among the k likeliest only.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Same seed, same text.")] = 0,
+    chat: Annotated[bool, typer.Option("--chat", help="Ask in the chat template of post-training.")] = False,
+) -> None:
+    """Continue a prompt, or answer it with --chat.
+
+    Example: `riftco generate demo/post-train --chat "Mara was in the barn. Where is Mara now?"`
+    """
+    with user_errors():
+        bundle = open_bundle(model)
+        from riftco.data import PlainChatFormatter
+        from riftco.serving import ModelService
+
+        text = PlainChatFormatter().format_prompt(prompt) if chat else prompt
+        settings = ServingConfig(maximum_new_tokens=max(1, max_new_tokens))
+        with ModelService(bundle, settings) as service:
+            try:
+                result = service.generate(
+                    text, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, seed=seed
+                )
+            except ValueError as error:
+                raise InputError(str(error)) from None
+        typer.echo(result.raw_bytes[len(text.encode()) if chat else 0 :].decode(errors="replace"))
+
+
+@app.command(epilog=settings_help(ServingConfig))
+def serve(
+    model: Model,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free port.")] = 8000,
+    allow_remote: Annotated[
+        bool, typer.Option("--allow-remote", help="Needed for any address but this machine's own.")
+    ] = False,
+    config: ConfigFile = None,
+    assignments: Assignments = None,
+) -> None:
+    """Serve a model over HTTP, with a chat page at `/`, until Ctrl-C.
+
+    There is no authentication: listen beyond this machine only in a network you trust.
+    """
+    with user_errors():
+        settings = load_config(ServingConfig(), config, assignments or ())
+        if host not in ("127.0.0.1", "localhost") and not allow_remote:
+            raise InputError(f"--host {host} is open to others; add --allow-remote if that is meant")
+        bundle = open_bundle(model)
+        from riftco.serving import serve as serve_bundle
+
+        serve_bundle(
+            bundle,
+            host=host,
+            port=port,
+            config=settings,
+            ready=lambda url: typer.echo(f"Serving {bundle.artifact_id[:10]} at {url}  (Ctrl-C stops)"),
+        )
+
+
+@app.command()
+def show(
+    name: Annotated[str | None, typer.Argument(help="A bundle, run or result; all runs without it.")] = None,
+) -> None:
+    """Show what a bundle, a run or a stored result is.
+
+    Examples: `riftco show`, `riftco show demo`, `riftco show demo/pretrain`, `riftco show model.rift`
+    """
+    with user_errors():
+        if name is not None and Path(name).is_file():
+            typer.echo(_described(ModelBundle.load(name)))
+            return
+        store = Store.open()
+        if name is None or name.removeprefix("runs/") in store.runs():
+            _show_runs(store, store.runs() if name is None else [name.removeprefix("runs/")])
+            return
+        ref = store.resolve(name)
+        if ref.kind == "bundle":
+            typer.echo(_described(store.load_bundle(ref)))
+        else:
+            data = store.read_bytes(ref)
+            typer.echo(f"{ref.kind} {ref.digest}, {len(data):,} bytes: {store.path(ref)}")
+
+
+@app.command()
+def verify(
+    names: Annotated[list[str], typer.Argument(help="Bundles, runs or results to check.", metavar="NAME...")],
+) -> None:
+    """Check bundles and stored results against their ids and hashes; exit code 2 if anything is wrong."""
+    with user_errors():
+        for name in names:
+            if Path(name).is_file():
+                typer.echo(f"{name}: intact, artifact {ModelBundle.load(name).artifact_id}")
+                continue
+            store = Store.open()
+            run = name.removeprefix("runs/")
+            if run in store.runs():
+                refs = [r for stage in store.run_stages(run).values() for r in stage.record.results.values()]
+            else:
+                refs = [store.resolve(name)]
+            for ref in refs:
+                store.check(ref)
+                if ref.kind == "bundle":
+                    store.load_bundle(ref)
+            typer.echo(f"{name}: {len(refs)} intact")
+
+
+def open_bundle(name: str) -> ModelBundle:
+    """The bundle of a file, or of a name in the store; StoreError or BundleError otherwise."""
+    if name.endswith(".rift") or Path(name).is_file():
+        return ModelBundle.load(name)
+    store = Store.open()
+    return store.load_bundle(store.resolve(name))
+
+
+def _saved(bundle: ModelBundle, output: Path, loss: float) -> None:
+    bundle.save(output)
+    typer.echo(f"{output}: {bundle.stage}, loss {loss:.4f}, artifact {bundle.artifact_id}")
+
+
+def _described(bundle: ModelBundle) -> str:
+    facts = {
+        "artifact_id": bundle.artifact_id,
+        "parent_artifact_id": bundle.parent_artifact_id,
+        "stage": bundle.stage,
+        "parameters": sum(spec.count for spec in bundle.parameters),
+        "config": {name: getattr(bundle.config, name) for name in bundle.config.__slots__},
+        "tokenizer": f"{bundle.tokenizer.method}, {bundle.tokenizer.vocabulary_size} entries",
+        "metadata": bundle.metadata,
+    }
+    return json.dumps(facts, indent=2, ensure_ascii=False)
+
+
+def _show_runs(store: Store, runs: list[str]) -> None:
+    for run in runs:
+        for stage, made in store.run_stages(run).items():
+            results = ", ".join(f"{name} {ref.digest[:12]}" for name, ref in made.record.results.items())
+            typer.echo(f"{run}/{stage}: {results}  ({made.record.seconds:.1f} s)")
+    if not runs:
+        typer.echo(f"no runs in {store.root}")

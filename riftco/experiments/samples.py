@@ -1,0 +1,48 @@
+"""Lines a model writes: the samples and answers that a report shows and grades."""
+
+from collections.abc import Callable, Sequence
+
+from artifacts import ModelBundle
+from riftco.data import PlainChatFormatter
+from riftco.runtime import ModelRuntime
+from riftco.serving import DecodeSession, GreedySampler, TemperatureSampler
+from riftco.serving.samplers import Sampler
+from riftco.tokenizer import Tokenizer
+
+Progress = Callable[[int, int], None]
+NEWLINE = "\n"
+
+
+def sample_lines(bundle: ModelBundle, count: int, seed: int, progress: Progress) -> list[str]:
+    """`count` lines drawn at temperature 1, each from a lone newline: where a document begins and ends."""
+    return _complete(bundle, [NEWLINE] * count, TemperatureSampler(seed=seed), progress)
+
+
+def answer_prompts(bundle: ModelBundle, prompts: Sequence[str], progress: Progress) -> list[str]:
+    """The model's greedy answer to each prompt in the chat template, up to the end of its first line."""
+    template = PlainChatFormatter()
+    return _complete(
+        bundle, [template.format_prompt(prompt) for prompt in prompts], GreedySampler(), progress
+    )
+
+
+def _complete(bundle: ModelBundle, prompts: Sequence[str], sampler: Sampler, progress: Progress) -> list[str]:
+    lines = []
+    with ModelRuntime.open(bundle) as runtime, DecodeSession(runtime.model) as session:
+        for prompt in prompts:
+            session.reset()
+            lines.append(complete_line(session, runtime.tokenizer, prompt, sampler))
+            progress(len(lines), len(prompts))
+    return lines
+
+
+def complete_line(session: DecodeSession, tokenizer: Tokenizer, prompt: str, sampler: Sampler) -> str:
+    """What follows the prompt's newest tokens, up to a newline or the end of the context."""
+    written: list[int] = []
+    logits = session.extend(tokenizer.encode(prompt)[-session.capacity :])
+    while True:
+        written.append(sampler(logits))
+        line, newline, _ = tokenizer.decode_bytes(written).partition(NEWLINE.encode())
+        if newline or session.size == session.capacity:
+            return line.decode(errors="replace").strip()
+        logits = session.step(written[-1])

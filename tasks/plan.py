@@ -1,0 +1,94 @@
+"""Says what a run would do, and why, without doing any of it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast
+
+from artifacts import Ref, Store
+from tasks.call import Call, Results, Runner, Unmade, leaves
+from tasks.runner import recall_intact, short
+
+Status = Literal["cached", "damaged", "stale", "missing", "waiting"]
+ABSENT = "(none)"
+"""Stands for the value of a field that a recipe does not have."""
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """What is known of one stage.
+
+    cached: the results are in the store, intact. damaged: they were made, but one is missing or damaged.
+    stale: this run made the stage before, from another recipe. missing: never made. waiting: an input is not
+    there yet, so there is no key to look for.
+    """
+
+    stage: str
+    title: str
+    status: Status
+    reason: str = ""
+    """For people: the digest, the damage, what changed, or what it waits for."""
+    changes: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    """Of a stale stage: path in the recipe -> value when it was made, value now."""
+
+
+class PlanRunner(Runner):
+    """Runs nothing and writes nothing; `stages` fills as the DAG function calls its steps.
+
+    Results of a step that is not cached are stood for by `Unmade`, so the DAG function runs to its end. A
+    damaged step is taken to give the same results again.
+    """
+
+    def __init__(self, store: Store, run: str) -> None:
+        super().__init__()
+        self._store = store
+        self._made_before = store.run_stages(run)
+        self.stages: list[StagePlan] = []
+
+    def run(self, call: Call) -> Results:
+        """Note the stage's status; its results where they are known."""
+        self.claim(call)
+        if call.waits_for:
+            return self._unknown(call, "waiting", "for " + ", ".join(call.waits_for))
+        record, damage = recall_intact(self._store, call.key)
+        if record:
+            return self._known(call, record.results, "cached", short(record.results))
+        if damage and (record := self._store.recall(call.key)):
+            return self._known(call, record.results, "damaged", damage)
+        changes = self._changes(call)
+        said = ", ".join(f"{path} {old} -> {new}" for path, (old, new) in changes.items())
+        return self._unknown(call, "stale" if changes else "missing", said, changes)
+
+    def run_all(self, calls: Sequence[Call]) -> list[Results]:
+        """As `run`, for each call."""
+        return [self.run(call) for call in calls]
+
+    def _known(self, call: Call, results: Results, status: Status, reason: str) -> Results:
+        self.stages.append(StagePlan(call.stage, call.title, status, reason))
+        return results
+
+    def _unknown(
+        self, call: Call, status: Status, reason: str, changes: dict[str, tuple[Any, Any]] | None = None
+    ) -> Results:
+        self.stages.append(StagePlan(call.stage, call.title, status, reason, changes or {}))
+        return _UnmadeResults(call.stage)
+
+    def _changes(self, call: Call) -> dict[str, tuple[Any, Any]]:
+        """Paths whose values differ between the recipe this run used for the stage before and the new one."""
+        if call.stage not in self._made_before:
+            return {}
+        record = self._made_before[call.stage].record
+        before = dict(leaves(record.recipe)) | {"step": record.step, "version": record.version}
+        now = dict(leaves(call.recipe)) | {"step": call.step, "version": call.version}
+        pairs = {path: (before.get(path, ABSENT), now.get(path, ABSENT)) for path in before | now}
+        return {path: (old, new) for path, (old, new) in pairs.items() if repr(old) != repr(new)}
+
+
+class _UnmadeResults(dict[str, Ref]):
+    """Has whatever name it is asked for: the names of results are known only once they are made."""
+
+    def __init__(self, stage: str) -> None:
+        super().__init__()
+        self._stage = stage
+
+    def __missing__(self, name: str) -> Ref:
+        return cast(Ref, Unmade(self._stage))

@@ -1,0 +1,39 @@
+"""The run's report, as content like everything else; the command line lays it out under `runs/`."""
+
+from artifacts import Ref
+from riftco import report as page
+from tasks.call import Results, Work
+from tasks.prepare import read_json, read_records
+from tasks.step import step
+
+
+@step(version=1)
+def report(
+    work: Work,
+    name: str,
+    corpus_facts: Ref,
+    metrics: Ref,
+    scores: Ref,
+    samples: Ref,
+    answers: dict[str, Ref],
+    comparison: Ref,
+    exchanges: Ref,
+    bundles: dict[str, Ref],
+) -> Results:
+    """A Markdown page of what the run found, and a picture of its loss."""
+    corpus, pretraining = read_json(work.store, corpus_facts), read_json(work.store, scores)
+    findings = page.RunFindings(
+        run=name,
+        corpus=corpus,
+        pretraining=pretraining,
+        stories=read_json(work.store, samples),
+        answers={model: read_json(work.store, ref) for model, ref in answers.items()},
+        ranks=read_json(work.store, comparison),
+        serving=read_json(work.store, exchanges),
+        bundles={stage: work.store.load_bundle(ref).artifact_id for stage, ref in bundles.items()},
+    )
+    curve = page.loss_curve(read_records(work.store, metrics), pretraining, corpus["entropy_floor"])
+    return {
+        "report": work.store.put_bytes("report", page.markdown(findings).encode()),
+        "plot": work.store.put_bytes("image", curve),
+    }

@@ -1,0 +1,168 @@
+"""The `riftco` command as a person meets it: help, errors, files in and files out."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from artifacts import ModelBundle, Store
+from flows.cli import app
+from flows.dag import Sources, pipeline_dag
+from tasks.runner import PlainRunner
+from tests.support import FIXTURES
+from tests.tiny import SETTINGS, tiny_pipeline
+
+BYTE = str(FIXTURES / "byte.rift")
+TINY = [
+    "-s",
+    "steps=2",
+    "-s",
+    "context_size=8",
+    "-s",
+    "vocabulary_size=260",
+]
+
+
+def riftco(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture(autouse=True)
+def _own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RIFTCO_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("RIFTCO_STORE", raising=False)
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text("the river runs past the mill and the miller counts the grain.\n" * 8)
+    return path
+
+
+@pytest.fixture
+def chats(tmp_path: Path) -> Path:
+    path = tmp_path / "chats.jsonl"
+    path.write_text(json.dumps({"prompt": "Who counts?", "response": "The miller."}) + "\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        (),
+        ("run",),
+        ("run", "pipeline"),
+        ("plan",),
+        ("pretrain",),
+        ("tune",),
+        ("generate",),
+        ("serve",),
+        ("show",),
+    ],
+    ids=lambda command: "-".join(command) or "riftco",
+)
+def test_every_command_explains_itself(command: tuple[str, ...]) -> None:
+    result = riftco(*command, "--help")
+    assert result.exit_code == 0
+    assert len(result.output) > 200
+
+
+def test_pretrain_tune_generate_and_verify_work_on_plain_files(
+    text: Path, chats: Path, tmp_path: Path
+) -> None:
+    base, tuned = tmp_path / "base.rift", tmp_path / "tuned.rift"
+    result = riftco("pretrain", text, "-o", base, *TINY)
+    assert result.exit_code == 0, result.output
+    assert ModelBundle.load(base).artifact_id in result.output
+    result = riftco("tune", base, chats, "-o", tuned, "-s", "steps=2", "-s", "context_size=8")
+    assert result.exit_code == 0, result.output
+    assert ModelBundle.load(tuned).parent_artifact_id == ModelBundle.load(base).artifact_id
+    result = riftco("generate", tuned, "the river", "--max-new-tokens", 4)
+    assert (result.exit_code, result.output.startswith("the river")) == (0, True)
+    assert riftco("verify", base, tuned).exit_code == 0
+
+
+def test_generate_gives_the_recorded_continuation() -> None:
+    recorded = json.loads((FIXTURES / "byte.reference.json").read_text())["greedy"][0]
+    result = riftco("generate", BYTE, recorded["prompt"], "--max-new-tokens", recorded["max_new_tokens"])
+    assert result.output.rstrip("\n") == recorded["text"].rstrip("\n")
+
+
+def test_show_tells_what_a_bundle_is() -> None:
+    shown = json.loads(riftco("show", BYTE).output)
+    assert shown["artifact_id"] == ModelBundle.load(BYTE).artifact_id
+    assert shown["config"]["model_width"] == 16
+
+
+def test_show_verify_and_plan_know_the_runs_of_the_store(tmp_path: Path) -> None:
+    assert "no runs" in riftco("show").output
+    store, config = Store.open(durability="none"), tiny_pipeline()
+    with PlainRunner(store, config.name):
+        pipeline_dag(config, Sources.read(config, store))
+    assert "tiny/pretrain: bundle" in riftco("show", "tiny").output
+    assert json.loads(riftco("show", "tiny/pretrain").output)["stage"] == "pretraining"
+    assert re.search(r"runs/tiny: \d+ intact", riftco("verify", "runs/tiny").output)
+    settings = [part for setting in SETTINGS for part in ("-s", setting)]
+    assert "14 of 14 stages are up to date" in riftco("plan", *settings).output
+    assert "0 of 14" not in riftco("plan", *settings, "-s", "pretraining.steps=4").output
+    path = store.path(store.resolve("tiny/pretrain"))
+    path.chmod(0o600)
+    path.write_bytes(b"damaged")
+    broken = riftco("verify", "tiny/pretrain")
+    assert (broken.exit_code, "hash" in broken.output or "damaged" in broken.output) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("pretrain", "absent.txt", "-o", "x.rift"), "absent.txt: no such file"),
+        (("pretrain", BYTE, "-o", "x.rift"), "not UTF-8"),
+        (("generate", "absent.rift", "x"), "absent.rift"),
+        (("generate", "nothing/here", "x"), "nothing/here"),
+        (("generate", BYTE, "Ω"), "vocabulary"),
+        (("serve", BYTE, "--host", "0.0.0.0"), "--allow-remote"),
+        (("plan", "-s", "pretraining.stepz=1"), "did you mean pretraining.steps?"),
+        (("run", "pipeline", "-s", "corpus.path=absent.txt"), "absent.txt: no such file"),
+        (("run", "pipeline", "-s", "instructions.path=absent.jsonl"), "absent.jsonl"),
+        (("verify", str(FIXTURES / "http.json")), "http.json"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(arguments: tuple[str, ...], message: str) -> None:
+    result = riftco(*arguments)
+    assert result.exit_code == 2, result.output
+    assert message in result.output
+    assert result.output.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("[1]", ":2: is not a JSON object"),
+        ('{"prompt": "x"}', ":2: lacks the key"),
+        ("{", ":2: is not strict JSON"),
+    ],
+)
+def test_a_bad_record_is_named_by_file_and_line(chats: Path, tmp_path: Path, line: str, message: str) -> None:
+    chats.write_text(chats.read_text() + line + "\n")
+    result = riftco("tune", BYTE, chats, "-o", tmp_path / "x.rift", "-s", "context_size=4")
+    assert (result.exit_code, f"{chats}{message}" in result.output) == (2, True)
+    assert not (tmp_path / "x.rift").exists()
+
+
+def test_a_text_too_short_for_the_context_says_so(text: Path, tmp_path: Path) -> None:
+    result = riftco("pretrain", text, "-o", tmp_path / "x.rift", "-s", "context_size=5000")
+    assert (result.exit_code, "5001" in result.output) == (2, True)
+
+
+def test_the_installed_command_runs() -> None:
+    script = Path(sys.executable).with_name("riftco")
+    if not script.exists():
+        pytest.skip("the project is not installed in this environment")
+    result = subprocess.run([script, "--help"], capture_output=True, text=True, check=True)
+    assert "pipeline" in subprocess.run([script, "run", "--help"], capture_output=True, text=True).stdout
+    assert "served" in result.stdout

@@ -1,0 +1,36 @@
+"""Lines end at a newline or with the context, and never depend on the line before."""
+
+from artifacts import ModelBundle
+from riftco import ModelRuntime
+from riftco.experiments.samples import answer_prompts, complete_line, sample_lines
+from riftco.serving import DecodeSession, GreedySampler, TextGenerator
+from tests.support import FIXTURES
+
+BPE = ModelBundle.load(FIXTURES / "bpe.rift")
+
+
+def test_a_line_is_what_greedy_generation_gives_up_to_a_newline_or_the_end_of_the_context() -> None:
+    for prompt in ("the river", "the mill", "the miller counts the grain.", "night"):
+        with ModelRuntime.open(BPE) as runtime, DecodeSession(runtime.model) as session:
+            line = complete_line(session, runtime.tokenizer, prompt, GreedySampler())
+            generated = TextGenerator(runtime.model, runtime.tokenizer).generate(
+                prompt, BPE.config.maximum_context
+            )
+        text = generated.raw_bytes[len(prompt.encode()) :].decode(errors="replace")
+        assert text.split("\n")[0].strip().startswith(line)
+        assert line or text.startswith("\n")
+
+
+def test_the_same_prompt_gets_the_same_answer_wherever_it_stands() -> None:
+    seen: list[tuple[int, int]] = []
+    answers = answer_prompts(
+        BPE, ["Who?", "What does the river do?", "Who?"], lambda *done: seen.append(done)
+    )
+    assert answers[0] == answers[2]
+    assert seen == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_samples_are_a_function_of_the_seed() -> None:
+    first, again, other = (sample_lines(BPE, 5, seed, lambda *_: None) for seed in (1, 1, 2))
+    assert first == again != other
+    assert not any("\n" in line for line in first)

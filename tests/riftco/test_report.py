@@ -1,0 +1,82 @@
+"""The report says what the run found, and only that."""
+
+import io
+from typing import Any
+
+import matplotlib.image
+import numpy as np
+import pytest
+
+from riftco.report import RunFindings, loss_curve, markdown
+
+METRICS = [
+    {"phase": "validation", "step": 0, "loss": 5.0, "loss_average": None},
+    *({"phase": "train", "step": i, "loss": 5 / i, "loss_average": 5 / i} for i in range(1, 40)),
+    {"phase": "validation", "step": 39, "loss": 0.2, "loss_average": None},
+]
+
+
+def _findings(**changes: Any) -> RunFindings:
+    answers = {"accuracy": 0.5, "questions": 8, "accuracy_by_kind": {"first_place": 0.25}}
+    findings: dict[str, Any] = {
+        "run": "demo",
+        "corpus": {"entropy_floor": 0.12},
+        "pretraining": {"bits_per_byte": 0.135, "parameters": 1234567, "bytes_per_token": 4.0},
+        "stories": {
+            "stories": ["A.", "B.", "C.", "D."],
+            "consistent": 0.75,
+            "person": 1,
+            "object": 1,
+            "place": 0.8,
+        },
+        "answers": {"pretrained": {**answers, "accuracy": 0.0}, "tuned": answers},
+        "ranks": {
+            "best_rank": 8,
+            "base_validation_loss": 3.0,
+            "base_test_loss": 3.1,
+            "best_test_loss": 1.1,
+            "trials": [
+                {"rank": 2, "alpha": 4.0, "validation_loss": 1.5},
+                {"rank": 8, "alpha": 16.0, "validation_loss": 1.0},
+            ],
+        },
+        "serving": {"exchanges": [{"prompt": "### User:\nWho?\n### Assistant:\n", "answer": "Mara.\nmore"}]},
+        "bundles": {"pretrained": "ab" * 32},
+    }
+    return RunFindings(**findings | changes)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "| validation loss | 0.1350 bits per byte |",
+        "| above the floor | 0.0150 bits per byte |",
+        "| consistent: 75 % | 100 % | 100 % | 80 % |",
+        "| all | 0 % | 50 % |",
+        "| first place | 25 % | 25 % |",
+        "| **8** (best) | 16 | 1.0000 | 1.1000 |",
+        "| 2 | 4 | 1.5000 |  |",
+        "Mara.",
+        f"| pretrained | {'ab' * 32} |",
+    ],
+)
+def test_every_finding_has_its_line(line: str) -> None:
+    assert line in markdown(_findings()).splitlines()
+
+
+def test_what_is_not_known_is_not_said() -> None:
+    text = markdown(_findings(corpus={"entropy_floor": None}, stories={"stories": ["A."]}))
+    assert "floor" not in text
+    assert "consistent" not in text
+    assert "> D." not in markdown(_findings())
+
+
+def test_the_picture_draws_the_floor_only_where_there_is_one() -> None:
+    scores = {"bytes_per_token": 4.0}
+    with_floor, without = (
+        matplotlib.image.imread(io.BytesIO(loss_curve(METRICS, scores, floor)), format="png")
+        for floor in (0.12, None)
+    )
+    assert with_floor.shape == without.shape
+    assert not np.array_equal(with_floor, without)
+    assert loss_curve(METRICS, scores, 0.12) == loss_curve(METRICS, scores, 0.12)
