@@ -62,10 +62,13 @@ class OptimizationConfig(Config):
     """What pretraining and post-training share beyond the original's contract."""
 
     # extension
-    optimizer: Literal["adam", "adamw"] = "adam"
-    """`adam` is the contract's; `adamw` decouples weight decay (Loshchilov & Hutter 2017)."""
+    optimizer: Literal["adam", "adamw", "muon"] = "adam"
+    """`adam` is the contract's; `adamw` decouples weight decay (Loshchilov & Hutter 2017); `muon` is Muon
+    (Jordan et al. 2024) for the blocks' matrices and AdamW for the rest."""
+    matrix_learning_rate: PositiveFloat = 0.02
+    """Muon's peak rate for the blocks' matrices; `learning_rate` is that of the rest."""
     weight_decay: NonNegativeFloat = 0.1
-    """Decay of matrices (never of biases, norms and embeddings) per unit of learning rate; adamw only."""
+    """Decay of matrices (never of biases, norms and embeddings) per unit of learning rate; not with adam."""
     schedule: Literal["constant", "cosine"] = "constant"
     """`cosine` falls from the peak to zero after the warm-up."""
     warmup_steps: NonNegativeInt = 0
@@ -155,6 +158,11 @@ class CorpusConfig(Config):
     """A text file or a folder of `.txt` files; none generates micro-world stories."""
     stories: PositiveInt = 20_000
     """Micro-world stories to generate."""
+    events: Annotated[tuple[Annotated[int, Field(strict=True, ge=1, le=8)], ...], Field(min_length=1)] = (
+        1,
+        2,
+    )
+    """How many events a micro-world story has, each number equally often."""
     random_seed: Seed = 7
     validation_fraction: OpenFraction = 0.02
 
@@ -175,34 +183,34 @@ class InstructionsConfig(Config):
 
 
 _DEMO_PRETRAINING = PretrainingConfig(
-    steps=600,
+    steps=800,
     context_size=144,
-    batch_size=48,
+    batch_size=32,
     evaluation_interval=50,
     vocabulary_size=512,
     model_width=128,
     block_count=4,
-    feed_forward_width=512,
+    feed_forward_width=256,
     learning_rate=3e-3,
     attention="flash",
-    optimizer="adamw",
+    optimizer="muon",
     schedule="cosine",
     warmup_steps=40,
     sampling_strategy="document_rows",
 )
 _DEMO_POST_TRAINING = PostTrainingConfig(
-    steps=200,
+    steps=150,
     context_size=144,
     batch_size=32,
     learning_rate=1e-3,
     attention="flash",
-    optimizer="adamw",
+    optimizer="muon",
     schedule="cosine",
     warmup_steps=20,
     sampling_strategy="document_rows",
 )
 _DEMO_RANK_TRAINING = _DEMO_POST_TRAINING.model_copy(
-    update={"fine_tuning_method": "lora", "steps": 60, "learning_rate": 3e-3}
+    update={"fine_tuning_method": "lora", "optimizer": "adamw", "steps": 60, "learning_rate": 3e-3}
 )
 
 
@@ -236,7 +244,7 @@ class PipelineConfig(Config):
     serving: ServingConfig = ServingConfig()
 
 
-_EXTENSIONS = {"optimizer", "weight_decay", "schedule", "warmup_steps"}
+_EXTENSIONS = {"optimizer", "matrix_learning_rate", "weight_decay", "schedule", "warmup_steps"}
 
 
 def contract_dump(config: PretrainingConfig | PostTrainingConfig) -> dict[str, Any]:

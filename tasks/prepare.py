@@ -6,7 +6,7 @@ from typing import Any
 
 from artifacts import Ref, Store, canonical_json
 from data.microworld import entropy_floor, instructions, stories
-from riftco.config import CorpusConfig, InstructionsConfig
+from riftco.config import CorpusConfig, InstructionsConfig, PretrainingConfig
 from riftco.errors import InputError
 from tasks.call import Results, Work
 from tasks.step import step
@@ -22,7 +22,12 @@ def prepare_corpus(work: Work, source: Ref | None, config: CorpusConfig) -> Resu
 
     floor: float | None = None
     if source is None:
-        told = list({story.text: story for story in stories(config.stories, config.random_seed)}.values())
+        told = list(
+            {
+                story.text: story
+                for story in stories(config.stories, config.random_seed, lengths=config.events)
+            }.values()
+        )
         cut = len(told) - max(1, round(len(told) * config.validation_fraction))
         floor = entropy_floor(told[cut:])
         training, validation = [s.text for s in told[:cut]], [s.text for s in told[cut:]]
@@ -85,18 +90,17 @@ def prepare_instructions(work: Work, source: Ref | None, config: InstructionsCon
 def fit_tokenizer(
     work: Work, corpus: Ref, method: str, vocabulary_size: int, minimum_pair_frequency: int
 ) -> Results:
-    """The tokenizer of the training text."""
-    from riftco.tokenizer import Tokenizer
+    """The tokenizer of the training text; its arguments are those of the settings that it depends on."""
+    from riftco import training
 
-    options = (
-        {}
-        if method == "byte"
-        else {
+    config = PretrainingConfig.model_validate(
+        {
+            "tokenizer_method": method,
             "vocabulary_size": vocabulary_size,
             "minimum_pair_frequency": minimum_pair_frequency,
         }
     )
-    with Tokenizer(work.store.read_bytes(corpus), method=method, **options) as tokenizer:
+    with training.fit_tokenizer(work.store.read_bytes(corpus).decode(), config) as tokenizer:
         work.log.info("tokenizer: %s with %d entries", method, tokenizer.vocab_size)
         return {"tokenizer": put_json(work.store, "tokenizer", tokenizer.spec.to_json())}
 

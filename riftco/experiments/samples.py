@@ -11,6 +11,7 @@ from riftco.tokenizer import Tokenizer
 
 Progress = Callable[[int, int], None]
 NEWLINE = "\n"
+_ROOM = 8  # a long prompt leaves an eighth of the context for what follows it
 
 
 def sample_lines(bundle: ModelBundle, count: int, seed: int, progress: Progress) -> list[str]:
@@ -38,8 +39,9 @@ def _complete(bundle: ModelBundle, prompts: Sequence[str], sampler: Sampler, pro
 
 def complete_line(session: DecodeSession, tokenizer: Tokenizer, prompt: str, sampler: Sampler) -> str:
     """What follows the prompt's newest tokens, up to a newline or the end of the context."""
+    newest = session.capacity - session.capacity // _ROOM
     written: list[int] = []
-    logits = session.extend(tokenizer.encode(prompt)[-session.capacity :])
+    logits = session.extend(tokenizer.encode(prompt)[-newest:])
     while True:
         written.append(sampler(logits))
         line, newline, _ = tokenizer.decode_bytes(written).partition(NEWLINE.encode())

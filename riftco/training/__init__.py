@@ -14,7 +14,7 @@ from riftco.training.loop import (
     TrainingLoopConfig,
     TrainingMetric,
 )
-from riftco.training.optimizers import AdamW, build_optimizer
+from riftco.training.optimizers import build_optimizer
 from riftco.training.post_training import PostTrainingResult, post_train, post_train_jsonl
 from riftco.training.pretraining import (
     PretrainingResult,
@@ -31,7 +31,6 @@ from riftco.training.window_batches import (
 )
 
 __all__ = [
-    "AdamW",
     "BatchSource",
     "CausalEvaluation",
     "CausalLanguageModelTrainer",

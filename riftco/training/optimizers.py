@@ -1,100 +1,26 @@
-"""The optimiser a configuration asks for: the contract's Adam, or AdamW behind the same face."""
+"""The optimiser a configuration asks for: the contract's Adam, or one of ours behind the same face."""
 
-import math
 from collections.abc import Mapping
 
-import torch
-from torch import Tensor, nn
-from torch.optim.adamw import adamw
+from torch import nn
 
 from riftco.config import PostTrainingConfig, PretrainingConfig
-from riftco.model import Adam, AdamStepStats
+from riftco.model import Adam
+from riftco.training.adamw import AdamW
 from riftco.training.loop import Optimizer
-
-_BETA1, _BETA2 = 0.9, 0.95  # usual for language models: 0.999 remembers longer than a short run lasts
-_EPSILON = 1e-8
-_MAXIMUM_GRADIENT_NORM = 1.0
-
-
-class AdamW:
-    """AdamW (Loshchilov & Hutter 2017), torch's fused kernel, the gradient's global norm clipped at 1.
-
-    Only matrices decay; biases, norms and embeddings do not. The kernel is called directly: constructing
-    `torch.optim.AdamW` would import torch's compiler, 3 CPU seconds for nothing.
-    """
-
-    def __init__(
-        self, parameters: Mapping[str, nn.Parameter], learning_rate: float, *, weight_decay: float
-    ) -> None:
-        if not parameters:
-            raise ValueError("AdamW needs at least one parameter")
-        self.parameters = dict(parameters)
-        self.learning_rate = learning_rate
-        self.step_count = 0
-        self.first_moments = {n: torch.zeros_like(p) for n, p in parameters.items()}
-        self.second_moments = {n: torch.zeros_like(p) for n, p in parameters.items()}
-        decayed = [name for name, parameter in parameters.items() if _decays(name, parameter)]
-        others = [name for name in parameters if name not in decayed]
-        self._groups = [(decayed, weight_decay), (others, 0.0)]
-
-    def zero_gradients(self) -> None:
-        for parameter in self.parameters.values():
-            parameter.grad = None
-
-    @torch.no_grad()
-    def step(self) -> AdamStepStats:
-        """One update from the gradients, which it clears.
-
-        ValueError, and nothing changed, when a gradient is missing or their norm is not finite.
-        """
-        gradients = self._gradients()
-        norm = float(nn.utils.get_total_norm(gradients.values()))
-        if not math.isfinite(norm):
-            raise ValueError(f"the gradient norm is {norm}; nothing was updated. Lower the learning rate")
-        clip = _MAXIMUM_GRADIENT_NORM / norm if norm > _MAXIMUM_GRADIENT_NORM else 1.0
-        if clip < 1.0:
-            torch._foreach_mul_(list(gradients.values()), clip)
-        for names, weight_decay in self._groups:
-            if names:
-                self._update(names, gradients, weight_decay)
-        self.step_count += 1
-        self.zero_gradients()
-        return AdamStepStats(self.step_count, norm, clip)
-
-    def _gradients(self) -> dict[str, Tensor]:
-        gradients = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
-        if missing := self.parameters.keys() - gradients.keys():
-            raise ValueError(f"{min(missing)} has no gradient; call backward before step")
-        return gradients
-
-    def _update(self, names: list[str], gradients: dict[str, Tensor], weight_decay: float) -> None:
-        parameters: list[Tensor] = [self.parameters[name] for name in names]
-        adamw(
-            parameters,
-            [gradients[name] for name in names],
-            [self.first_moments[name] for name in names],
-            [self.second_moments[name] for name in names],
-            [],
-            [torch.tensor(float(self.step_count), device=p.device) for p in parameters],
-            fused=True,
-            amsgrad=False,
-            maximize=False,
-            lr=self.learning_rate,
-            beta1=_BETA1,
-            beta2=_BETA2,
-            weight_decay=weight_decay,
-            eps=_EPSILON,
-        )
+from riftco.training.muon import Muon
 
 
 def build_optimizer(
     parameters: Mapping[str, nn.Parameter], config: PretrainingConfig | PostTrainingConfig
 ) -> Optimizer:
     """The configured optimiser over these parameters, fresh."""
-    if config.optimizer == "adamw":
-        return AdamW(parameters, config.learning_rate, weight_decay=config.weight_decay)
-    return Adam(parameters, learning_rate=config.learning_rate)
-
-
-def _decays(name: str, parameter: nn.Parameter) -> bool:
-    return parameter.ndim == 2 and "embedding" not in name
+    rate, weight_decay = config.learning_rate, config.weight_decay
+    match config.optimizer:
+        case "adam":
+            return Adam(parameters, learning_rate=rate)
+        case "adamw":
+            return AdamW(parameters, rate, weight_decay=weight_decay)
+        case "muon":
+            matrix_rate = config.matrix_learning_rate
+            return Muon(parameters, rate, matrix_learning_rate=matrix_rate, weight_decay=weight_decay)

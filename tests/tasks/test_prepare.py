@@ -19,7 +19,7 @@ def _documents(work: Work, results: dict, name: str) -> list[str]:
 def test_micro_world_stories_are_split_and_their_floor_is_the_validation_splits(work: Work) -> None:
     config = CorpusConfig(stories=50, random_seed=3, validation_fraction=0.2)
     results = prepare_corpus.body(work, None, config)
-    told = stories(50, 3)
+    told = stories(50, 3, lengths=config.events)
     assert _documents(work, results, "training") == [story.text for story in told[:40]]
     assert _documents(work, results, "validation") == [story.text for story in told[40:]]
     assert read_json(work.store, results["facts"])["entropy_floor"] == entropy_floor(told[40:])

@@ -10,7 +10,7 @@ BPE = ModelBundle.load(FIXTURES / "bpe.rift")
 
 
 def test_a_line_is_what_greedy_generation_gives_up_to_a_newline_or_the_end_of_the_context() -> None:
-    for prompt in ("the river", "the mill", "the miller counts the grain.", "night"):
+    for prompt in ("the river", "the mill", "night", "the river runs past"):
         with ModelRuntime.open(BPE) as runtime, DecodeSession(runtime.model) as session:
             line = complete_line(session, runtime.tokenizer, prompt, GreedySampler())
             generated = TextGenerator(runtime.model, runtime.tokenizer).generate(
@@ -34,3 +34,12 @@ def test_samples_are_a_function_of_the_seed() -> None:
     first, again, other = (sample_lines(BPE, 5, seed, lambda *_: None) for seed in (1, 1, 2))
     assert first == again != other
     assert not any("\n" in line for line in first)
+
+
+def test_a_prompt_longer_than_the_context_leaves_room_to_answer() -> None:
+    with ModelRuntime.open(BPE) as runtime, DecodeSession(runtime.model) as session:
+        prompt = runtime.tokenizer.encode("the miller counts the grain. " * 9)
+        first = GreedySampler()(runtime.model(prompt[-14:])[0, -1])
+
+        line = complete_line(session, runtime.tokenizer, "the miller counts the grain. " * 9, GreedySampler())
+    assert line.encode().startswith(runtime.tokenizer.decode_bytes([first]).strip())
