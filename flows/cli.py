@@ -80,12 +80,10 @@ def _lay_out(store: Store, run: str, results: dict[str, Ref]) -> None:
         write_atomic(folder / name, store.read_bytes(ref), mode=0o644)
     console = Console()
     console.print(Markdown(store.read_bytes(results["report"]).decode()))
-    table = Table("stage", "result", "digest", "path", box=None, title="Results")
     for stage, made in store.run_stages(run).items():
         for name, ref in made.record.results.items():
-            table.add_row(stage, name, ref.digest[:12], _short(store.path(ref)))
-    console.print(table)
-    console.print(f"Report: {folder / 'report.md'}   Loss: {folder / 'loss.png'}")
+            typer.echo(f"{stage + '/' + name:32} {_short(store.path(ref))}")
+    typer.echo(f"Report: {folder / 'report.md'}   Loss: {folder / 'loss.png'}")
 
 
 def _short(path: Path) -> str:

@@ -172,7 +172,7 @@ class InstructionsConfig(Config):
 
     path: str | None = None
     """A JSONL file with `prompt` and `response` on each line; none generates micro-world questions."""
-    examples: PositiveInt = 6_000
+    examples: PositiveInt = 3_000
     """Micro-world questions to generate."""
     random_seed: Seed = 11
     split_seed: str = "7"
@@ -183,10 +183,10 @@ class InstructionsConfig(Config):
 
 
 _DEMO_PRETRAINING = PretrainingConfig(
-    steps=800,
+    steps=750,
     context_size=144,
     batch_size=32,
-    evaluation_interval=50,
+    evaluation_interval=75,
     vocabulary_size=512,
     model_width=128,
     block_count=4,
@@ -210,7 +210,13 @@ _DEMO_POST_TRAINING = PostTrainingConfig(
     sampling_strategy="document_rows",
 )
 _DEMO_RANK_TRAINING = _DEMO_POST_TRAINING.model_copy(
-    update={"fine_tuning_method": "lora", "optimizer": "adamw", "steps": 60, "learning_rate": 3e-3}
+    update={
+        "fine_tuning_method": "lora",
+        "lora": LoraConfig(targets=LORA_TARGETS),
+        "optimizer": "adamw",
+        "steps": 50,
+        "learning_rate": 5e-3,
+    }
 )
 
 
@@ -226,7 +232,7 @@ class EvaluationConfig(Config):
     """What is sampled from the models for the report."""
 
     stories: PositiveInt = 60
-    questions: PositiveInt = 150
+    questions: PositiveInt = 80
     random_seed: Seed = 3
 
 

@@ -45,10 +45,7 @@ class AdamW:
 
         ValueError, and nothing changed, when a gradient is missing or their norm is not finite.
         """
-        gradients = self._gradients()
-        norm = float(nn.utils.get_total_norm(gradients.values()))
-        if not math.isfinite(norm):
-            raise ValueError(f"the gradient norm is {norm}; nothing was updated. Lower the learning rate")
+        gradients, norm = finite_gradients(self.parameters)
         clip = _MAXIMUM_GRADIENT_NORM / norm if norm > _MAXIMUM_GRADIENT_NORM else 1.0
         if clip < 1.0:
             torch._foreach_mul_(list(gradients.values()), clip)
@@ -58,12 +55,6 @@ class AdamW:
         self.step_count += 1
         self.zero_gradients()
         return AdamStepStats(self.step_count, norm, clip)
-
-    def _gradients(self) -> dict[str, Tensor]:
-        gradients = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
-        if missing := self.parameters.keys() - gradients.keys():
-            raise ValueError(f"{min(missing)} has no gradient; call backward before step")
-        return gradients
 
     def _update(self, names: list[str], gradients: dict[str, Tensor], weight_decay: float) -> None:
         parameters: list[Tensor] = [self.parameters[name] for name in names]
@@ -83,6 +74,17 @@ class AdamW:
             weight_decay=weight_decay,
             eps=_EPSILON,
         )
+
+
+def finite_gradients(parameters: Mapping[str, nn.Parameter]) -> tuple[dict[str, Tensor], float]:
+    """Every parameter's gradient, and their global L2 norm; ValueError for a missing or not finite one."""
+    gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
+    if missing := parameters.keys() - gradients.keys():
+        raise ValueError(f"{min(missing)} has no gradient; call backward before step")
+    norm = float(nn.utils.get_total_norm(gradients.values()))
+    if not math.isfinite(norm):
+        raise ValueError(f"the gradient norm is {norm}; nothing was updated. Lower the learning rate")
+    return gradients, norm
 
 
 def _decays(name: str, parameter: nn.Parameter) -> bool:

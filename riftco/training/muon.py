@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from riftco.model import AdamStepStats
-from riftco.training.adamw import AdamW
+from riftco.training.adamw import AdamW, finite_gradients
 
 _MOMENTUM = 0.95
 _QUINTIC = (3.4445, -4.7750, 2.0315)  # drives singular values to about 1 in five steps, from 1e-2 on
@@ -61,28 +61,17 @@ class Muon:
         The norm reported is that of all gradients; only AdamW's share is clipped, for Muon's update does not
         depend on it. ValueError, and nothing changed, when a gradient is missing or not finite.
         """
-        norm = self._gradient_norm()
+        gradients, norm = finite_gradients(self.parameters)
         rate = self.learning_rate * self._rate_ratio
         stats = self._adamw.step()
         for name, matrix in self._matrices.items():
-            gradient, momentum = matrix.grad, self._momenta[name]
+            gradient, momentum = gradients[name], self._momenta[name]
             momentum.mul_(_MOMENTUM).add_(gradient)
             direction = orthogonalized(gradient.add(momentum, alpha=_MOMENTUM))
             shape_scale = math.sqrt(max(1.0, matrix.shape[0] / matrix.shape[1]))
             matrix.mul_(1 - rate * self._weight_decay).add_(direction, alpha=-rate * shape_scale)
         self.zero_gradients()
         return AdamStepStats(stats.step, norm, stats.clip_scale)
-
-    def _gradient_norm(self) -> float:
-        gradients = []
-        for name, parameter in self.parameters.items():
-            if parameter.grad is None:
-                raise ValueError(f"{name} has no gradient; call backward before step")
-            gradients.append(parameter.grad)
-        norm = float(nn.utils.get_total_norm(gradients))
-        if not math.isfinite(norm):
-            raise ValueError(f"the gradient norm is {norm}; nothing was updated. Lower the learning rate")
-        return norm
 
 
 def orthogonalized(matrix: Tensor) -> Tensor:

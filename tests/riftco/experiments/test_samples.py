@@ -12,7 +12,7 @@ BPE = ModelBundle.load(FIXTURES / "bpe.rift")
 def test_a_line_is_what_greedy_generation_gives_up_to_a_newline_or_the_end_of_the_context() -> None:
     for prompt in ("the river", "the mill", "night", "the river runs past"):
         with ModelRuntime.open(BPE) as runtime, DecodeSession(runtime.model) as session:
-            line = complete_line(session, runtime.tokenizer, prompt, GreedySampler())
+            line = complete_line(session, runtime.tokenizer, prompt, GreedySampler(), 99)
             generated = TextGenerator(runtime.model, runtime.tokenizer).generate(
                 prompt, BPE.config.maximum_context
             )
@@ -30,6 +30,16 @@ def test_the_same_prompt_gets_the_same_answer_wherever_it_stands() -> None:
     assert seen == [(1, 3), (2, 3), (3, 3)]
 
 
+def test_a_line_has_at_most_the_tokens_asked_for() -> None:
+    with ModelRuntime.open(BPE) as runtime, DecodeSession(runtime.model) as session:
+        prompt = runtime.tokenizer.encode("the river")
+        first = runtime.tokenizer.decode_bytes([GreedySampler()(runtime.model(prompt)[0, -1])])
+        assert (
+            complete_line(session, runtime.tokenizer, "the river", GreedySampler(), 1)
+            == first.decode().strip()
+        )
+
+
 def test_samples_are_a_function_of_the_seed() -> None:
     first, again, other = (sample_lines(BPE, 5, seed, lambda *_: None) for seed in (1, 1, 2))
     assert first == again != other
@@ -37,9 +47,10 @@ def test_samples_are_a_function_of_the_seed() -> None:
 
 
 def test_a_prompt_longer_than_the_context_leaves_room_to_answer() -> None:
+    text = "the miller counts the grain. " * 9
     with ModelRuntime.open(BPE) as runtime, DecodeSession(runtime.model) as session:
-        prompt = runtime.tokenizer.encode("the miller counts the grain. " * 9)
-        first = GreedySampler()(runtime.model(prompt[-14:])[0, -1])
-
-        line = complete_line(session, runtime.tokenizer, "the miller counts the grain. " * 9, GreedySampler())
-    assert line.encode().startswith(runtime.tokenizer.decode_bytes([first]).strip())
+        newest = runtime.tokenizer.encode(text)[-14:]  # an eighth of the 16 tokens is left
+        first = runtime.tokenizer.decode_bytes([GreedySampler()(runtime.model(newest)[0, -1])])
+        line = complete_line(session, runtime.tokenizer, text, GreedySampler(), 99)
+    assert line.encode().startswith(first.strip())
+    assert len(line) > len(first.strip())
