@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from artifacts import Ref, Store
-from riftco.progress import ProgressLog
 from tasks.call import Results, Work
 from tasks.runner import Interrupted, PlainRunner, readable
 from tasks.step import main_result, step
@@ -245,16 +244,6 @@ def test_progress_reaches_the_reporter(store: Store) -> None:
     with PlainRunner(store, "demo", report=lambda *report: seen.append(report)):
         slow.map(size=[4])
     assert seen == [("slow 4", 1, 2, {"loss": 1.0}), ("slow 4", 2, 2, {"loss": 0.5})]
-
-
-def test_the_progress_log_is_not_chatty(lines: pytest.LogCaptureFixture) -> None:
-    show = ProgressLog(interval=0.05)
-    deadline = time.monotonic() + 0.12
-    while time.monotonic() < deadline:
-        show("train", 3, 7, {"mean_loss": 1.23456})
-        time.sleep(0.001)
-    assert 1 <= len(lines.messages) <= 2
-    assert lines.messages[0] == "train: 3 of 7, mean loss 1.235"
 
 
 def test_a_stopped_runner_interrupts_a_body_at_its_next_progress(store: Store) -> None:
