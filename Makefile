@@ -4,10 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test lint bench docs soak clean
+.PHONY: help demo test lint bench docs soak install-check clean
 
 help: ## Show what there is to make
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 8
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 8
 
 $(READY): pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -35,6 +35,9 @@ docs: $(READY) ## Check that the documentation's links lead somewhere
 
 soak: $(READY) ## The slow, full-size evidence
 	@$(BIN)/python -m pytest -m soak
+
+install-check: ## Install into a new environment and try the command there (minutes)
+	@.ci/check-install
 
 clean: ## Remove the environment; runs and the store stay
 	rm -rf $(VENV)

@@ -74,7 +74,8 @@ def pipeline_dag(config: PipelineConfig, sources: Sources) -> Results:
         base=base,
         validation=instructions["validation"],
         test=instructions["test"],
-        config=config.rank_sweep.training,
+        context_size=config.rank_sweep.training.context_size,
+        batch_size=config.rank_sweep.training.batch_size,
     )
     bundles = {"pretrained": base, "tuned": tuned, "best-rank": best["bundle"]}
     answers = {

@@ -4,6 +4,7 @@ Heavy imports happen inside the commands, so that `--help` answers at once.
 """
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from artifacts import ArtifactError, ModelBundle, Store
+from artifacts import ModelBundle, Store
 from riftco.config import PostTrainingConfig, PretrainingConfig, ServingConfig
 from riftco.errors import BackendUnavailableError, InputError
 from riftco.progress import show_training
@@ -40,14 +41,18 @@ Model = Annotated[
 
 @contextmanager
 def user_errors() -> Iterator[None]:
-    """Bad input ends in one line on standard error and exit code 2, Ctrl-C in code 130."""
+    """What the user can mend ends in one line on standard error and exit code 2, Ctrl-C in code 130.
+
+    ValueError and OSError are for users here, as everywhere in the project; programmers' errors are others.
+    """
     try:
         yield
-    except (InputError, ArtifactError, BackendUnavailableError) as error:
+    except (ValueError, BackendUnavailableError) as error:
         typer.echo(f"riftco: {error}", err=True)
         raise typer.Exit(2) from None
     except OSError as error:
-        typer.echo(f"riftco: {error.filename or 'input'}: {error.strerror or error}", err=True)
+        what = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
+        typer.echo(f"riftco: {what}", err=True)
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
         typer.echo("riftco: interrupted; the same command goes on from what is finished", err=True)
@@ -70,6 +75,7 @@ def pretrain(
     """
     with user_errors():
         settings = load_config(PretrainingConfig(), config, assignments or ())
+        _check_output(output, text, validation)
         from riftco.training import pretrain_file, pretrain_files
 
         with show_training("pretraining", settings.steps) as sink:
@@ -94,6 +100,7 @@ def tune(
     """
     with user_errors():
         settings = load_config(PostTrainingConfig(), config, assignments or ())
+        _check_output(output, Path(model), instructions)
         base = open_bundle(model)
         from riftco.training import post_train_jsonl
 
@@ -217,6 +224,17 @@ def open_bundle(name: str) -> ModelBundle:
         return ModelBundle.load(name)
     store = Store.open()
     return store.load_bundle(store.resolve(name))
+
+
+def _check_output(output: Path, *inputs: Path | None) -> None:
+    """Refuse, before any work, an output that could not be written or would replace an input."""
+    if output.is_dir():
+        raise InputError(f"{output}: is a folder; give the name of a file to write")
+    if any(path is not None and output.resolve() == path.resolve() for path in inputs):
+        raise InputError(f"{output}: is also an input, which would be lost; give another name")
+    existing = next(parent for parent in output.absolute().parents if parent.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        raise InputError(f"{output}: cannot be written, {existing} is not a folder we may write to")
 
 
 def _saved(bundle: ModelBundle, output: Path, loss: float) -> None:

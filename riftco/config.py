@@ -183,6 +183,7 @@ class InstructionsConfig(Config):
 
 
 _DEMO_PRETRAINING = PretrainingConfig(
+    backend="cpu",  # `auto` would be keyed as that word, whatever machine made the result
     steps=750,
     context_size=144,
     batch_size=32,
@@ -199,6 +200,7 @@ _DEMO_PRETRAINING = PretrainingConfig(
     sampling_strategy="document_rows",
 )
 _DEMO_POST_TRAINING = PostTrainingConfig(
+    backend="cpu",
     steps=150,
     context_size=144,
     batch_size=32,
@@ -227,6 +229,14 @@ class RankSweepConfig(Config):
     alpha_over_rank: PositiveFloat = 2.0
     training: PostTrainingConfig = _DEMO_RANK_TRAINING
 
+    @model_validator(mode="after")
+    def _is_a_sweep_of_adapters(self) -> "RankSweepConfig":
+        if len(set(self.ranks)) != len(self.ranks):
+            raise ValueError(f"ranks must be distinct, got {self.ranks}")
+        if self.training.fine_tuning_method != "lora":
+            raise ValueError("training.fine_tuning_method must be lora: ranks are those of LoRA adapters")
+        return self
+
 
 class EvaluationConfig(Config):
     """What is sampled from the models for the report."""
@@ -248,6 +258,21 @@ class PipelineConfig(Config):
     rank_sweep: RankSweepConfig = RankSweepConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     serving: ServingConfig = ServingConfig()
+
+    @model_validator(mode="after")
+    def _stages_fit_the_model(self) -> "PipelineConfig":
+        model = self.pretraining
+        tunings = {"post_training": self.post_training, "rank_sweep.training": self.rank_sweep.training}
+        for name, tuning in tunings.items():
+            if tuning.context_size > model.context_size:
+                raise ValueError(
+                    f"{name}.context_size {tuning.context_size} exceeds pretraining.context_size "
+                    f"{model.context_size}; lower the one or raise the other"
+                )
+        least = min(model.model_width, model.feed_forward_width)
+        if max(self.rank_sweep.ranks) > least:
+            raise ValueError(f"rank_sweep.ranks {self.rank_sweep.ranks} exceed {least}, a side of the model")
+        return self
 
 
 _EXTENSIONS = {"optimizer", "matrix_learning_rate", "weight_decay", "schedule", "warmup_steps"}

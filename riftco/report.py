@@ -80,7 +80,7 @@ def _questions(findings: RunFindings) -> str:
     models = list(findings.answers)
     first = findings.answers[models[0]]
     rows = [("all", *(_percent(findings.answers[m]["accuracy"]) for m in models))]
-    for kind in first["accuracy_by_kind"]:
+    for kind in first["accuracy_by_kind"]:  # empty where records have no kind
         shares = (findings.answers[m]["accuracy_by_kind"][kind] for m in models)
         rows.append((kind.replace("_", " "), *map(_percent, shares)))
     return f"## Questions answered right, of {first['questions']}\n\n" + table(("kind", *models), rows)

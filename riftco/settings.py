@@ -41,7 +41,7 @@ def _read_yaml(file: Path) -> Mapping[str, Any]:
         values = yaml.safe_load(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"{file}: {error.strerror}; give the path of a YAML file") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise InputError(f"{file}: not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, Mapping):
         raise InputError(f"{file}: settings are a mapping such as 'pretraining: {{steps: 200}}'")
@@ -54,7 +54,7 @@ def _parse_assignment(assignment: str) -> Mapping[str, Any]:
         raise InputError(f"--set {assignment}: write it as field.name=value")
     try:
         value: Any = yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError):  # ValueError: what looks like a date and is none
         value = text
     if isinstance(value, str) and value:
         value = _number(value)

@@ -38,8 +38,8 @@ def answer_questions(work: Work, bundle: Ref, test: Ref, config: EvaluationConfi
     right = [grade_answer(record["response"], text) for record, text in zip(records, answers, strict=True)]
     by_kind: dict[str, list[bool]] = {}
     for record, is_right in zip(records, right, strict=True):
-        kind = "held out" if record.get("held_out") else record.get("kind", "all")
-        by_kind.setdefault(kind, []).append(is_right)
+        if kind := "held out" if record.get("held_out") else record.get("kind"):
+            by_kind.setdefault(kind, []).append(is_right)
     accuracy = sum(right) / len(right)
     work.log.info("questions: %.0f %% of %d answered right", 100 * accuracy, len(right))
     answered = {

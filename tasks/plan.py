@@ -43,10 +43,13 @@ class PlanRunner(Runner):
         self._store = store
         self._made_before = store.run_stages(run)
         self.stages: list[StagePlan] = []
+        self.names: set[str] = set()
+        """Every stage and every step that the DAG has."""
 
     def run(self, call: Call) -> Results:
         """Note the stage's status; its results where they are known."""
         self.claim(call)
+        self.names |= {call.stage, call.step}
         if call.waits_for:
             return self._unknown(call, "waiting", "for " + ", ".join(call.waits_for))
         record, damage = recall_intact(self._store, call.key)

@@ -63,7 +63,7 @@ def post_train(work: Work, base: Ref, training: Ref, config: PostTrainingConfig)
     return {"bundle": work.store.put_bundle(result.bundle), "metrics": _put_metrics(work, result.metrics)}
 
 
-@step(version=1, ignore=("config.ranks",))
+@step(version=1, ignore=("config.ranks", "config.training.lora.rank", "config.training.lora.alpha"))
 def tune_rank(
     work: Work, rank: int, base: Ref, training: Ref, validation: Ref, config: RankSweepConfig
 ) -> Results:
@@ -71,7 +71,8 @@ def tune_rank(
     alpha = config.alpha_over_rank * rank
     lora = config.training.lora.model_copy(update={"rank": rank, "alpha": alpha})
     results = post_train.body(work, base, training, config.training.model_copy(update={"lora": lora}))
-    loss = instruction_loss(work, results["bundle"], validation, config.training)
+    batches = config.training.context_size, config.training.batch_size
+    loss = instruction_loss(work, results["bundle"], validation, *batches)
     scores = {"rank": rank, "alpha": alpha, "validation_loss": loss}
     work.log.info("rank %d: validation loss %.4f", rank, loss)
     return {**results, "scores": put_json(work.store, "scores", scores)}
@@ -85,7 +86,8 @@ def select_rank(
     base: Ref,
     validation: Ref,
     test: Ref,
-    config: PostTrainingConfig,
+    context_size: int,
+    batch_size: int,
 ) -> Results:
     """The candidate with the lowest validation loss, then the lowest rank.
 
@@ -96,14 +98,14 @@ def select_rank(
     comparison = {
         "best_rank": trials[winner]["rank"],
         "trials": trials,
-        "base_validation_loss": instruction_loss(work, base, validation, config),
-        "base_test_loss": instruction_loss(work, base, test, config),
-        "best_test_loss": instruction_loss(work, candidates[winner], test, config),
+        "base_validation_loss": instruction_loss(work, base, validation, context_size, batch_size),
+        "base_test_loss": instruction_loss(work, base, test, context_size, batch_size),
+        "best_test_loss": instruction_loss(work, candidates[winner], test, context_size, batch_size),
     }
     return {"bundle": candidates[winner], "comparison": put_json(work.store, "comparison", comparison)}
 
 
-def instruction_loss(work: Work, bundle: Ref, instructions: Ref, config: PostTrainingConfig) -> float:
+def instruction_loss(work: Work, bundle: Ref, instructions: Ref, context_size: int, batch_size: int) -> float:
     """Mean loss, in nats per token, of a model on every token of an instruction split."""
     from riftco import ModelRuntime
     from riftco.training import evaluate_instruction_examples
@@ -113,8 +115,8 @@ def instruction_loss(work: Work, bundle: Ref, instructions: Ref, config: PostTra
             runtime.model,
             runtime.tokenizer,
             read_examples(work, instructions),
-            context_size=config.context_size,
-            batch_size=config.batch_size,
+            context_size=context_size,
+            batch_size=batch_size,
         ).loss
 
 

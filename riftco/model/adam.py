@@ -95,7 +95,8 @@ class Adam:
 
 
 def _positive(value: float) -> float:
-    rounded = float(np.float32(value))
+    with np.errstate(over="ignore"):
+        rounded = float(np.float32(value))
     if not (math.isfinite(rounded) and rounded > 0):
         raise ValueError(f"Adam's rates must be finite and above 0, got {value}")
     return rounded

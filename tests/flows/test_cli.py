@@ -130,6 +130,12 @@ def test_show_verify_and_plan_know_the_runs_of_the_store(tmp_path: Path) -> None
         (("run", "pipeline", "-s", "corpus.path=absent.txt"), "absent.txt: no such file"),
         (("run", "pipeline", "-s", "instructions.path=absent.jsonl"), "absent.jsonl"),
         (("verify", str(FIXTURES / "http.json")), "http.json"),
+        (("run", "pipeline", "--force", "pretrian"), "no stage is called pretrian; the stages are prepare-"),
+        (("run", "pipeline", "--from-stage", "nothing"), "no stage is called nothing"),
+        (("plan", "-s", "rank_sweep.ranks=[2, 2]"), "ranks must be distinct"),
+        (("plan", "-s", "rank_sweep.ranks=[512]"), "exceed 128"),
+        (("plan", "-s", "rank_sweep.training.fine_tuning_method=full"), "must be lora"),
+        (("plan", "-s", "pretraining.context_size=64"), "post_training.context_size 144 exceeds"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments: tuple[str, ...], message: str) -> None:
@@ -152,6 +158,34 @@ def test_a_bad_record_is_named_by_file_and_line(chats: Path, tmp_path: Path, lin
     result = riftco("tune", BYTE, chats, "-o", tmp_path / "x.rift", "-s", "context_size=4")
     assert (result.exit_code, f"{chats}{message}" in result.output) == (2, True)
     assert not (tmp_path / "x.rift").exists()
+
+
+@pytest.mark.parametrize("settings", [("learning_rate=1e30",), ("learning_rate=1e39",)])
+def test_training_that_diverges_is_one_line(text: Path, tmp_path: Path, settings: tuple[str, ...]) -> None:
+    options = [part for setting in (*settings, "steps=4") for part in ("-s", setting)]
+    result = riftco("pretrain", text, "-o", tmp_path / "x.rift", *TINY, *options)
+    assert (result.exit_code, "Traceback" in result.output) == (2, False)
+    assert not (tmp_path / "x.rift").exists()
+
+
+def test_a_rank_the_model_cannot_have_is_one_line(chats: Path, tmp_path: Path) -> None:
+    options = ["-s", "fine_tuning_method=lora", "-s", "lora.rank=99", "-s", "context_size=8"]
+    result = riftco("tune", BYTE, chats, "-o", tmp_path / "x.rift", *options)
+    assert (result.exit_code, result.output.count("\n")) == (2, 1)
+
+
+def test_an_output_that_cannot_be_or_is_an_input_is_refused_before_training(
+    text: Path, tmp_path: Path
+) -> None:
+    before = text.read_bytes()
+    for output, message in [
+        (text, "also an input"),
+        (tmp_path, "is a folder"),
+        (text / "x.rift", "not a folder"),
+    ]:
+        result = riftco("pretrain", text, "-o", output, *TINY)
+        assert (result.exit_code, message in result.output) == (2, True)
+    assert text.read_bytes() == before
 
 
 def test_a_text_too_short_for_the_context_says_so(text: Path, tmp_path: Path) -> None:

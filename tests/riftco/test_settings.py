@@ -30,6 +30,10 @@ def test_numbers_are_read_as_people_write_them(text: str, value: float) -> None:
     )
 
 
+def test_what_only_looks_like_a_date_is_text() -> None:
+    assert load_config(DEFAULTS, None, ["name=2024-13-45"]).name == "2024-13-45"
+
+
 def test_nothing_resets_an_optional_setting() -> None:
     assert load_config(DEFAULTS, None, ["corpus.path="]).corpus.path is None
 

@@ -3,7 +3,6 @@
 import pytest
 
 from artifacts import ModelBundle, Ref
-from riftco.config import PostTrainingConfig
 from tasks import train
 from tasks.call import Work
 from tasks.prepare import put_json, read_json
@@ -25,13 +24,13 @@ def test_the_lowest_validation_loss_wins_then_the_lower_rank(
     validation, test = (work.store.put_bytes("instructions", name) for name in (b"validation", b"test"))
     tested: list[Ref] = []
 
-    def loss(work: Work, bundle: Ref, split: Ref, config: PostTrainingConfig) -> float:
+    def loss(work: Work, bundle: Ref, split: Ref, context_size: int, batch_size: int) -> float:
         if split == test:
             tested.append(bundle)
         return 1.0
 
     monkeypatch.setattr(train, "instruction_loss", loss)
-    results = train.select_rank.body(work, candidates, scores, base, validation, test, PostTrainingConfig())
+    results = train.select_rank.body(work, candidates, scores, base, validation, test, 16, 2)
     winner = candidates[list(losses).index(best)]
     assert results["bundle"] == winner
     assert read_json(work.store, results["comparison"])["best_rank"] == best
