@@ -9,7 +9,6 @@ from riftco.training.evaluation import (
 )
 from riftco.training.loop import (
     CausalLanguageModelTrainer,
-    Interrupted,
     MetricSink,
     TrainingLoopConfig,
     TrainingMetric,
@@ -36,7 +35,6 @@ __all__ = [
     "CausalLanguageModelTrainer",
     "DocumentRowsBatchSource",
     "ExampleWindowBatchSource",
-    "Interrupted",
     "MetricSink",
     "PostTrainingResult",
     "PretrainingResult",

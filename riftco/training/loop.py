@@ -15,10 +15,6 @@ from riftco.training.batches import BatchSource, TrainingBatch, at_least
 MetricSink = Callable[["TrainingMetric"], None]
 
 
-class Interrupted(Exception):
-    """Training was asked to stop and did so between two steps."""
-
-
 class Optimizer(Protocol):
     """What the loop asks of an optimiser: the contract's Adam, or anything shaped like it."""
 
@@ -79,13 +75,12 @@ class CausalLanguageModelTrainer:
         validation_batches: Sequence[TrainingBatch] = (),
         schedule: Callable[[int], float] | None = None,
         metric_sink: MetricSink | None = None,
-        stop: Callable[[], bool] | None = None,
     ) -> tuple[TrainingMetric, ...]:
         """Take `config.steps` steps and return every metric, in order; each also goes to the sink at once.
 
         With validation batches they are scored first, after each optimiser step divisible by the interval,
-        and after the last. `schedule` gives the learning rate of an optimiser step (from 1). Interrupted
-        when `stop()` is true before a step.
+        and after the last. `schedule` gives the learning rate of an optimiser step (from 1). What the sink
+        raises ends the run between two steps.
         """
         metrics: list[TrainingMetric] = []
 
@@ -99,8 +94,6 @@ class CausalLanguageModelTrainer:
         recent = deque[float](maxlen=config.loss_average_window)
         last = self.optimizer.step_count + config.steps
         while (step := self.optimizer.step_count) < last:
-            if stop is not None and stop():
-                raise Interrupted(f"training stopped after step {step} of {last}")
             if schedule is not None:
                 self.optimizer.learning_rate = schedule(step + 1)
             loss, stats = self._step(source.next_batch())

@@ -49,12 +49,11 @@ def post_train(
     *,
     formatter: InstructionFormatter | None = None,
     metric_sink: MetricSink | None = None,
-    stop: Callable[[], bool] | None = None,
 ) -> PostTrainingResult:
     """Fine-tune a copy of a bundle.
 
     InputError without examples, for a context the model does not have, for examples shorter than a window
-    (by index), or for text the tokenizer cannot encode; Interrupted when `stop()` is true before a step.
+    (by index), or for text the tokenizer cannot encode.
     """
     config = config or PostTrainingConfig()
     formatter = formatter or PlainChatFormatter()
@@ -73,7 +72,7 @@ def post_train(
         if lora:
             model.attach_lora(config.lora)
         parameters = model.adapter_parameters() if lora else model.base_parameters()
-        metrics = run_training(model, parameters, source, config, metric_sink=metric_sink, stop=stop)
+        metrics = run_training(model, parameters, source, config, metric_sink=metric_sink)
         trained_count = sum(parameter.numel() for parameter in parameters.values())
         if lora:
             model.merge_lora()

@@ -6,7 +6,6 @@ The tokenizer is fitted on the training text alone, so nothing of the validation
 import hashlib
 import math
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -70,12 +69,11 @@ def pretrain_splits(
     *,
     metric_sink: MetricSink | None = None,
     tokenizer: Tokenizer | None = None,
-    stop: Callable[[], bool] | None = None,
 ) -> PretrainingResult:
     """Pretrain on one text and validate on another; `validation_fraction` plays no part.
 
     `tokenizer` is one of the configured method fitted before on this training text. InputError as
-    `pretrain_text`, and when both texts are the same; Interrupted when `stop()` is true before a step.
+    `pretrain_text`, and when both texts are the same.
     """
     for name, text in (("training", training_text), ("validation", validation_text)):
         if not text:
@@ -84,7 +82,7 @@ def pretrain_splits(
         raise InputError("the training and validation texts are the same; hold back text for validation")
     texts = _Texts(training_text, validation_text, "explicit")
     config = config or PretrainingConfig()
-    return _pretrain(texts, config, metric_sink=metric_sink, tokenizer=tokenizer, stop=stop)
+    return _pretrain(texts, config, metric_sink=metric_sink, tokenizer=tokenizer)
 
 
 def pretrain_files(
@@ -119,7 +117,6 @@ def _pretrain(
     *,
     metric_sink: MetricSink | None,
     tokenizer: Tokenizer | None = None,
-    stop: Callable[[], bool] | None = None,
 ) -> PretrainingResult:
     backend = resolve_backend(config.backend)
     tokenizer = tokenizer or fit_tokenizer(texts.training, config)
@@ -137,7 +134,6 @@ def _pretrain(
         config,
         validation_batches=batches.validation,
         metric_sink=metric_sink,
-        stop=stop,
     )
     metadata = _metadata(texts, batches, config, backend)
     bundle = capture_bundle(model, tokenizer, stage="pretraining", metadata=metadata)

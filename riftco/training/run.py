@@ -1,6 +1,6 @@
 """One training run as a stage's configuration describes it: policies, optimiser, schedule, loop."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import nn
 
@@ -20,7 +20,6 @@ def run_training(
     *,
     validation_batches: Sequence[TrainingBatch] = (),
     metric_sink: MetricSink | None = None,
-    stop: Callable[[], bool] | None = None,
 ) -> tuple[TrainingMetric, ...]:
     """Train these parameters of a model in place with a fresh optimiser; returns every metric in order."""
     model.attention = config.attention
@@ -31,5 +30,4 @@ def run_training(
         validation_batches=validation_batches,
         schedule=learning_rate_schedule(config, peak=config.learning_rate, steps=config.steps),
         metric_sink=metric_sink,
-        stop=stop,
     )

@@ -1,7 +1,6 @@
 """The loop's protocol: which metrics, at which steps, in which order, and when it refuses or stops."""
 
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,7 +10,6 @@ from riftco.model import Adam, DecoderOnlyTransformer
 from riftco.training import (
     CausalLanguageModelTrainer,
     DocumentRowsBatchSource,
-    Interrupted,
     RandomWindowBatchSource,
     TrainingBatch,
     TrainingLoopConfig,
@@ -166,11 +164,15 @@ def test_the_schedule_sets_the_rate_of_each_step() -> None:
     assert rates == [0.011, 0.012, 0.013]
 
 
-def test_stopping_happens_between_steps() -> None:
+def test_what_the_sink_raises_ends_the_run_between_steps() -> None:
     subject = trainer()
-    stop: Callable[[], bool] = lambda: subject.optimizer.step_count == 2  # noqa: E731
-    with pytest.raises(Interrupted, match="after step 2 of 5"):
-        subject.train(source(), TrainingLoopConfig(5), stop=stop)
+
+    def refuse_the_second(metric: TrainingMetric) -> None:
+        if metric.step == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        subject.train(source(), TrainingLoopConfig(5), metric_sink=refuse_the_second)
     assert subject.optimizer.step_count == 2
 
 

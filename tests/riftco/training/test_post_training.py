@@ -13,7 +13,6 @@ from riftco.config import PostTrainingConfig
 from riftco.data import InstructionExample, PlainChatFormatter
 from riftco.errors import InputError
 from riftco.training import (
-    Interrupted,
     PostTrainingResult,
     TrainingMetric,
     post_train,
@@ -138,11 +137,6 @@ def test_text_outside_a_byte_vocabulary_is_refused() -> None:
     byte_base = ModelBundle.load(FIXTURES / "byte.rift")
     with pytest.raises(InputError, match=r"instruction examples: byte .*bpe"):
         post_train(byte_base, EXAMPLES, SMALL)
-
-
-def test_stop_interrupts_a_run(base: ModelBundle) -> None:
-    with pytest.raises(Interrupted):
-        post_train(base, EXAMPLES, SMALL, stop=lambda: True)
 
 
 def test_adamw_and_its_scope_are_recorded(base: ModelBundle) -> None:

@@ -16,7 +16,6 @@ from riftco.config import PretrainingConfig
 from riftco.errors import InputError
 from riftco.tokenizer import Tokenizer
 from riftco.training import (
-    Interrupted,
     PretrainingResult,
     TrainingMetric,
     fit_tokenizer,
@@ -108,11 +107,6 @@ def test_metrics_reach_the_sink() -> None:
     seen: list[TrainingMetric] = []
     result = pretrain_text(TEXT, SMALL, metric_sink=seen.append)
     assert tuple(seen) == result.metrics
-
-
-def test_stop_interrupts_a_run() -> None:
-    with pytest.raises(Interrupted):
-        pretrain_splits(TEXT[:900], TEXT[900:], SMALL, stop=lambda: True)
 
 
 def test_a_tokenizer_fitted_before_is_used_as_it_is() -> None:
