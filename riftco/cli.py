@@ -238,7 +238,10 @@ def _check_output(output: Path, *inputs: Path | None) -> None:
 
 
 def _saved(bundle: ModelBundle, output: Path, loss: float) -> None:
-    bundle.save(output)
+    try:
+        bundle.save(output)
+    except OSError as error:
+        raise InputError(f"{output}: {error.strerror}; free some space or give another place") from None
     typer.echo(f"{output}: {bundle.stage}, loss {loss:.4f}, artifact {bundle.artifact_id}")
 
 

@@ -1,6 +1,8 @@
 """The `riftco` command as a person meets it: help, errors, files in and files out."""
 
+import errno
 import json
+import os
 import re
 import subprocess
 import sys
@@ -186,6 +188,24 @@ def test_an_output_that_cannot_be_or_is_an_input_is_refused_before_training(
         result = riftco("pretrain", text, "-o", output, *TINY)
         assert (result.exit_code, message in result.output) == (2, True)
     assert text.read_bytes() == before
+
+
+def test_a_disk_that_fills_up_names_the_file_and_the_remedy(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    output = tmp_path / "x.rift"
+    monkeypatch.setattr("os.write", full)
+    monkeypatch.setattr("os.fsync", full)
+    monkeypatch.setattr("os.replace", full)
+    result = riftco("pretrain", text, "-o", output, *TINY)
+    assert (result.exit_code, f"{output}: No space left on device; free some space" in result.output) == (
+        2,
+        True,
+    )
+    assert list(tmp_path.glob("*.rift*")) + list(tmp_path.glob(".x.rift*")) == []
 
 
 def test_a_text_too_short_for_the_context_says_so(text: Path, tmp_path: Path) -> None:
