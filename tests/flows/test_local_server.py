@@ -51,7 +51,9 @@ def toy_run(*arguments: object, **environment: str) -> AbstractContextManager["s
 def children(pid: int) -> list[int]:
     """Process ids of the servers a process has started."""
     output = subprocess.run(
-        ["ps", "--ppid", str(pid), "-o", "pid=,args="], capture_output=True, text=True
+        ["ps", "-ww", "--ppid", str(pid), "-o", "pid=,args="],  # -ww: not cut to the width of a terminal
+        capture_output=True,
+        text=True,
     ).stdout
     return [int(line.split()[0]) for line in output.splitlines() if "server_process.py" in line]
 
