@@ -1,29 +1,44 @@
-"""What is stored: canonical JSON, `.rift` bundles, the content-addressed store. No torch, no Prefect."""
+"""What is stored: bundles, checkpoints, prepared datasets, the store of objects. No torch, no Prefect."""
 
 from artifacts.bundle import ModelBundle
 from artifacts.canonical_json import canonical_json, parse_json
-from artifacts.errors import ArtifactError, BundleError, CheckpointError, StoreError
+from artifacts.checkpoint import TrainingCheckpoint
+from artifacts.errors import ArtifactError, BundleError, CheckpointError, DatasetError, StoreError
 from artifacts.files import write_atomic
+from artifacts.packed_nf4 import PackedNf4Weight, QuantizedScales
+from artifacts.prepared import PreparedDataset, verify_prepared_dataset
 from artifacts.records import Ref, RunStage, StepRecord
 from artifacts.specs import ModelConfig, ParameterSpec, TokenizerSpec
 from artifacts.step_key import step_key
 from artifacts.store import Store
+from artifacts.training_state import AdamOptions, AdamState, BatchSourceState, LoraSpec, RandomState
 
 __all__ = [
+    "AdamOptions",
+    "AdamState",
     "ArtifactError",
+    "BatchSourceState",
     "BundleError",
     "CheckpointError",
+    "DatasetError",
+    "LoraSpec",
     "ModelBundle",
     "ModelConfig",
+    "PackedNf4Weight",
     "ParameterSpec",
+    "PreparedDataset",
+    "QuantizedScales",
+    "RandomState",
     "Ref",
     "RunStage",
     "StepRecord",
     "Store",
     "StoreError",
     "TokenizerSpec",
+    "TrainingCheckpoint",
     "canonical_json",
     "parse_json",
     "step_key",
+    "verify_prepared_dataset",
     "write_atomic",
 ]

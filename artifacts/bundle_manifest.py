@@ -7,9 +7,9 @@ from typing import Any, Self
 
 from artifacts.canonical_json import canonical_json, parse_json
 from artifacts.errors import ArtifactError, BundleError
-from artifacts.specs import ModelConfig, ParameterSpec, TokenizerSpec
+from artifacts.specs import ModelConfig, ParameterSpec, TokenizerSpec, parameters_json
+from artifacts.zip_layout import MAXIMUM_MANIFEST_BYTES
 
-MAXIMUM_MANIFEST_BYTES = 1_048_576
 WEIGHTS_NAME = "weights.f32le"
 
 _FORMAT = "riftco-transformer-model-bundle"
@@ -62,17 +62,6 @@ class BundleManifest:
         return _encode(self._content())
 
     def _content(self) -> dict[str, Any]:
-        parameters, offset = [], 0
-        for parameter in self.parameters:
-            parameters.append(
-                {
-                    "name": parameter.name,
-                    "shape": list(parameter.shape),
-                    "offset": offset,
-                    "count": parameter.count,
-                }
-            )
-            offset += parameter.count
         return {
             "format": _FORMAT,
             "format_version": 1,
@@ -80,12 +69,12 @@ class BundleManifest:
             "stage": self.stage,
             "config": self.config.to_json(),
             "tokenizer": self.tokenizer.to_json(),
-            "parameters": parameters,
+            "parameters": parameters_json(self.parameters),
             "weights": {
                 "file": WEIGHTS_NAME,
                 "dtype": "float32",
                 "byte_order": "little",
-                "count": offset,
+                "count": self.weight_count,
                 "sha256": self.weights_sha256,
             },
             "metadata": parse_json(self.metadata, what="metadata"),
@@ -105,17 +94,15 @@ class BundleManifest:
                 if value[key] != content[key]:
                     raise BundleError(key, f"{key} contradicts its own names, shapes and counts")
             artifact_id, canonical = _encode(content)
+            if value["artifact_id"] != artifact_id:
+                message = f"says {value['artifact_id']!r}, content has {artifact_id}"
+                raise BundleError("id", f"artifact ID does not match: {message}")
         except BundleError:
             raise
         except ArtifactError as error:
             raise BundleError(error.code, str(error)) from error
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise BundleError("manifest", f"manifest.json: {error}") from error
-        if value["artifact_id"] != artifact_id:
-            raise BundleError(
-                "id",
-                f"artifact ID does not match: says {value['artifact_id']!r}, content has {artifact_id}",
-            )
         if canonical != data:
             raise BundleError(
                 "not-canonical", "manifest.json is not canonical JSON: spaces, order or escapes"

@@ -6,6 +6,7 @@ reach the disk before the name does, and the name before the call returns; witho
 is survived, a power loss is not. A killed process leaves at most a temporary file.
 """
 
+import ctypes
 import errno
 import os
 import secrets
@@ -16,7 +17,9 @@ from pathlib import Path
 Chunks = bytes | Iterable[bytes | memoryview]
 
 _CANNOT_RESERVE = {errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS}
-_CANNOT_LINK = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV, errno.EMLINK}
+CANNOT_LINK = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV, errno.EMLINK}
+_AT_FDCWD = -100
+_RENAME_NOREPLACE = 1
 
 
 def write_atomic(path: Path | str, data: Chunks, *, sync: bool = False, mode: int = 0o600) -> Path:
@@ -27,8 +30,7 @@ def write_atomic(path: Path | str, data: Chunks, *, sync: bool = False, mode: in
     path = Path(path)
     if path.is_dir():
         raise IsADirectoryError(f"cannot write the file {path}: a folder has this name")
-    if not path.parent.is_dir():
-        make_folder(path.parent, sync=sync)
+    make_folder(path.parent, sync=sync)
     with temporary_file(path.parent, data, stem=path.name, sync=sync, mode=mode) as temporary:
         os.replace(temporary, path)
         if sync:
@@ -97,28 +99,45 @@ def publish_new(temporary: Path, path: Path, *, sync: bool) -> None:
     """Give a complete temporary file its name, creating the folder of `path`; both must be on one device.
 
     Raises FileExistsError if the name is taken, even in the same moment; then too the name is on disk.
-    Raises OSError(EOPNOTSUPP) where the file system has no hard links, the one way to be sure of "new".
+    Raises OSError(EOPNOTSUPP) where the file system has neither hard links nor a rename that never replaces.
     """
     make_folder(path.parent, sync=sync)
     try:
         os.link(temporary, path)
     except OSError as error:
-        if error.errno in _CANNOT_LINK:
-            raise OSError(errno.EOPNOTSUPP, "the file system cannot make hard links", str(path)) from error
-        raise
+        if error.errno not in CANNOT_LINK:
+            raise
+        rename_new(temporary, path)
     finally:
         if sync:
             sync_folder(path.parent)
 
 
+def rename_new(source: Path, target: Path) -> None:
+    """Rename a file or folder unless the target exists: Linux's `renameat2` with RENAME_NOREPLACE.
+
+    Raises FileExistsError if it exists, OSError(EOPNOTSUPP) where the system or file system cannot do this.
+    """
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        raise OSError(errno.EOPNOTSUPP, "cannot publish files in one step here", str(target))
+    if rename(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), _RENAME_NOREPLACE) != 0:
+        number = ctypes.get_errno()
+        number = errno.EOPNOTSUPP if number in (errno.EINVAL, errno.ENOSYS) else number
+        raise OSError(number, os.strerror(number), str(target))
+
+
 def make_folder(folder: Path, *, sync: bool) -> None:
-    """Create a folder and its missing parents, each on disk in its parent before the next is made."""
-    if not folder.parent.exists():
-        make_folder(folder.parent, sync=sync)
+    """Create a folder and its missing parents, each on disk in its parent before anything is made in it.
+
+    A folder that exists is synced too: whoever made it may have been killed before.
+    """
     if not folder.is_dir():
+        make_folder(folder.parent, sync=sync)
         folder.mkdir(exist_ok=True)
-    if sync:  # also where the folder existed: whoever made it may not have come this far
-        sync_folder(folder.parent)
+    if sync:
+        with suppress(PermissionError):  # a parent we may not look into: the folder is not of our making
+            sync_folder(folder.parent)
 
 
 def sync_folder(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""From what a person types to an object: `run/stage`, `run/stage/result`, or first digits of an id."""
+"""From what a person types to an object: a tag, `run/stage`, `run/stage/result`, or first digits of an id."""
 
 import difflib
 import string
@@ -16,6 +16,9 @@ _SHORTEST_PREFIX = 6
 
 def resolve(store: "Store", text: str) -> Ref:
     """The reference that `text` means; see `Store.resolve`."""
+    tag = store.tags().get(text.removeprefix("tags/"))
+    if tag:
+        return tag
     for name in (text, text.removeprefix("runs/")):
         ref = _by_name(store, name.split("/"))
         if ref:
@@ -52,9 +55,10 @@ def _by_digits(store: "Store", prefix: str) -> Ref:
 
 
 def _known_ref(store: "Store", digest: str) -> Ref:
-    """A reference with the kind that an artifact or step gives the object; "object" if none mentions it."""
-    refs = list(store.artifacts().values())
-    refs += [ref for record in store.steps().values() for ref in record.results.values()]
+    """A reference with the kind that an artifact, tag or step gives the object; else of kind "object"."""
+    refs = [*store.artifacts().values(), *store.tags().values()]
+    for record in store.steps().values():
+        refs += [*record.results.values(), *record.inputs().values()]
     return next((ref for ref in refs if ref.digest == digest), store.ref("object", digest))
 
 
@@ -79,6 +83,7 @@ def _near_digits(store: "Store", text: str) -> list[str]:
 
 
 def _names(store: "Store") -> Iterator[str]:
+    yield from store.tags()
     for run in store.runs():
         for name, stage in store.run_stages(run).items():
             yield f"{run}/{name}"

@@ -1,7 +1,8 @@
 """The small files under `refs/` that give objects their ids, keys and names.
 
 A reference appears complete or not at all. `create` is for what follows from content and so never changes
-(`artifacts/<artifact id>`, `steps/<step key>`); `replace` is for names that move (`runs/<run>/<stage>`).
+(`artifacts/<artifact id>`, `steps/<step key>`); `replace` is for names that move (`runs/<run>/<stage>`,
+`tags/<name>`).
 """
 
 import os
@@ -44,6 +45,26 @@ class ReferenceFolder:
             os.replace(temporary, path)
             if self._sync:
                 sync_folder(path.parent)
+
+    def remove(self, name: str) -> None:
+        """Remove a reference, unless somebody else just has. Raises StoreError."""
+        path = self._path(name)
+        with writing(self._root):
+            path.unlink(missing_ok=True)
+            if self._sync:
+                sync_folder(path.parent)
+
+    def sync_all(self) -> None:
+        """Make every name in every folder survive a power loss, whoever wrote it."""
+        with writing(self._root):
+            for folder, _, _ in os.walk(self._path(".")) if self._sync else ():
+                sync_folder(Path(folder))
+
+    def all_names(self) -> list[str]:
+        """Names of all references, sorted within artifacts, steps, runs and tags, in this order."""
+        runs = [f"runs/{run}" for run in self.names("runs")]
+        folders = ["artifacts", "steps", *runs, "tags"]
+        return [f"{folder}/{name}" for folder in folders for name in self.names(folder)]
 
     def names(self, folder: str) -> list[str]:
         """Names directly in a folder, sorted; none if the folder does not exist."""

@@ -5,10 +5,11 @@ are those of a bundle's manifest.
 """
 
 import math
-import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any, Self
+
+from artifacts.checks import positive_float32, require_integer, require_keys
 
 _Shapes = list[tuple[str, tuple[int, ...]]]
 
@@ -30,12 +31,21 @@ class ParameterSpec:
             raise ValueError("parameter name must not be empty")
         object.__setattr__(self, "shape", tuple(self.shape))
         for dimension in self.shape:
-            _require_integer(f"shape of {self.name}", dimension, 1, None)
+            require_integer(f"shape of {self.name}", dimension, 1, None)
 
     @property
     def count(self) -> int:
         """Number of elements."""
         return math.prod(self.shape)
+
+
+def parameters_json(parameters: Iterable[ParameterSpec]) -> list[dict[str, Any]]:
+    """The array of a manifest: names, shapes, counts and where each tensor's values begin, in elements."""
+    content, offset = [], 0
+    for spec in parameters:
+        content.append({"name": spec.name, "shape": list(spec.shape), "offset": offset, "count": spec.count})
+        offset += spec.count
+    return content
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,20 +64,15 @@ class ModelConfig:
     def __post_init__(self) -> None:
         """Raise TypeError for a wrong type (bool is not an integer) and ValueError for a wrong value."""
         for name in ("vocabulary_size", "maximum_context"):
-            _require_integer(name, getattr(self, name), 1, _MAXIMUM_SIZE)
+            require_integer(name, getattr(self, name), 1, _MAXIMUM_SIZE)
         for name in ("model_width", "head_count", "block_count", "feed_forward_width"):
-            _require_integer(name, getattr(self, name), 1, None)
-        _require_integer("random_seed", self.random_seed, 0, 2**32 - 1)
+            require_integer(name, getattr(self, name), 1, None)
+        require_integer("random_seed", self.random_seed, 0, 2**32 - 1)
         if self.model_width % self.head_count:
             raise ValueError(
                 f"model_width {self.model_width} is not a multiple of head_count {self.head_count}"
             )
-        if type(self.layer_norm_epsilon) not in (int, float):
-            raise TypeError(f"layer_norm_epsilon must be a number, got {self.layer_norm_epsilon!r}")
-        if not _is_positive_float32(self.layer_norm_epsilon):
-            raise ValueError(
-                f"layer_norm_epsilon must be a positive finite float32, got {self.layer_norm_epsilon!r}"
-            )
+        positive_float32("layer_norm_epsilon", self.layer_norm_epsilon)
         object.__setattr__(self, "layer_norm_epsilon", float(self.layer_norm_epsilon))
 
     def parameter_specs(self) -> tuple[ParameterSpec, ...]:
@@ -100,7 +105,7 @@ class ModelConfig:
     @classmethod
     def from_json(cls, value: Any) -> Self:
         """The config in a manifest; TypeError or ValueError unless it is an object of exactly the 8 keys."""
-        _require_keys("config", value, {field.name for field in fields(cls)})
+        require_keys("config", value, {field.name for field in fields(cls)})
         if type(value["layer_norm_epsilon"]) is not float:
             raise TypeError(
                 f"config.layer_norm_epsilon must be written as a float, got {value['layer_norm_epsilon']!r}"
@@ -147,7 +152,7 @@ class TokenizerSpec:
         """The state in a manifest's `tokenizer` object; TypeError or ValueError unless it is exactly one."""
         method = value.get("method") if isinstance(value, dict) else None
         state = "merge_rules" if method == "bpe" else "byte_vocabulary"
-        _require_keys("tokenizer", value, {"method", state})
+        require_keys("tokenizer", value, {"method", state})
         if not isinstance(value[state], list):
             raise TypeError(f"tokenizer.{state} must be an array, got {value[state]!r}")
         return cls(**value)
@@ -156,7 +161,7 @@ class TokenizerSpec:
 def _checked_bytes(vocabulary: Iterable[int]) -> tuple[int, ...]:
     checked = tuple(vocabulary)
     for byte in checked:
-        _require_integer("byte_vocabulary entry", byte, 0, 255)
+        require_integer("byte_vocabulary entry", byte, 0, 255)
     if not checked:
         raise ValueError("byte_vocabulary must list at least one byte")
     if len(set(checked)) != len(checked):
@@ -176,30 +181,7 @@ def _checked_merge(expected: int, rule: Iterable[int]) -> tuple[int, int, int]:
     if len(values) != 3:
         raise ValueError(f"merge rule must be (left, right, result), got {values}")
     left, right, result = values
-    _require_integer("merge rule result", result, expected, expected)
-    _require_integer("merge rule left id", left, 0, expected - 1)
-    _require_integer("merge rule right id", right, 0, expected - 1)
+    require_integer("merge rule result", result, expected, expected)
+    require_integer("merge rule left id", left, 0, expected - 1)
+    require_integer("merge rule right id", right, 0, expected - 1)
     return left, right, result
-
-
-def _require_keys(what: str, value: Any, keys: set[str]) -> None:
-    if not isinstance(value, dict):
-        raise TypeError(f"{what} must be an object, got {type(value).__name__}")
-    if value.keys() != keys:
-        raise ValueError(f"{what} must have exactly the keys {sorted(keys)}, got {sorted(value)}")
-
-
-def _require_integer(what: str, value: Any, lowest: int, highest: int | None) -> None:
-    if type(value) is not int:
-        raise TypeError(f"{what} must be an integer, got {value!r}")
-    if value < lowest or (highest is not None and value > highest):
-        bounds = f"at least {lowest}" if highest is None else f"between {lowest} and {highest}"
-        raise ValueError(f"{what} must be {bounds}, got {value}")
-
-
-def _is_positive_float32(value: float) -> bool:
-    try:
-        rounded = struct.unpack("<f", struct.pack("<f", value))[0]
-    except OverflowError:
-        return False
-    return math.isfinite(rounded) and rounded > 0

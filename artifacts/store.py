@@ -5,30 +5,44 @@ it. Everything lies in one folder that can be moved or copied, and that any numb
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal, Self, TypeVar
 
 from artifacts.bundle import ModelBundle
 from artifacts.bundle_manifest import is_digest
+from artifacts.checkpoint import TrainingCheckpoint
 from artifacts.errors import StoreError
+from artifacts.files import write_atomic
+from artifacts.locking import StoreLock
 from artifacts.lookup import resolve
 from artifacts.object_folder import ObjectFolder, read_chunks
 from artifacts.records import (
     Ref,
     RunStage,
     StepRecord,
+    Tag,
+    UriOf,
     decode_record,
     decode_ref,
+    decode_stage,
+    decode_tag,
     encode_record,
     encode_ref,
+    encode_stage,
+    encode_tag,
     is_name,
+    moves_forward,
+    reference_objects,
     require_name,
+    require_reference_name,
 )
 from artifacts.reference_folder import ReferenceFolder
+from artifacts.selection import reachable
 from artifacts.store_folder import ensure, locate
 
 Durability = Literal["full", "none"]
+Decoded = TypeVar("Decoded")
 
 
 class Store:
@@ -38,8 +52,9 @@ class Store:
         """For `open`, which also makes sure that `root` is a store."""
         sync = durability != "none"
         self.root = root
-        self._objects = ObjectFolder(root, sync=sync)
-        self._references = ReferenceFolder(root, sync=sync)
+        self.lock = StoreLock(root)
+        self.objects = ObjectFolder(root, sync=sync)
+        self.references = ReferenceFolder(root, sync=sync)
 
     @classmethod
     def open(cls, root: Path | str | None = None, *, durability: Durability = "full") -> Self:
@@ -53,6 +68,8 @@ class Store:
         ensure(folder, sync=durability != "none")
         return cls(folder, durability=durability)
 
+    # Objects
+
     def put_bytes(self, kind: str, data: bytes) -> Ref:
         """Store bytes as an object of a kind, a short word such as "metrics"."""
         return self._put(kind, [data], len(data))
@@ -64,131 +81,258 @@ class Store:
 
     def put_bundle(self, bundle: ModelBundle) -> Ref:
         """Store a bundle, and a reference to it under its artifact id."""
-        chunks = list(bundle.chunks())
-        ref = self._put("bundle", chunks, sum(len(chunk) for chunk in chunks))
-        name, data = f"artifacts/{bundle.artifact_id}", encode_ref(ref, self._size(ref))
-        if not self._references.create(name, data) and self._references.read(name) != data:
-            self._references.replace(name, data)  # the id gives these bytes: the others were damage
+        return self._put_artifact("bundle", bundle.artifact_id, bundle.chunks())
+
+    def put_checkpoint(self, checkpoint: TrainingCheckpoint) -> Ref:
+        """Store a checkpoint, and a reference to it under its checkpoint id."""
+        return self._put_artifact("checkpoint", checkpoint.checkpoint_id, checkpoint.chunks())
+
+    def _put_artifact(self, kind: str, artifact_id: str, chunks: Iterable[bytes | memoryview]) -> Ref:
+        chunks = list(chunks)
+        size = sum(len(chunk) for chunk in chunks)
+        ref = self._put(kind, chunks, size)
+        self.adopt_reference(f"artifacts/{artifact_id}", encode_ref(ref, size))
         return ref
 
     def _put(self, kind: str, chunks: Iterable[bytes | memoryview], size: int) -> Ref:
         require_name("kind", kind)
-        return self.ref(kind, self._objects.put(chunks, size))
+        with self.lock.shared():
+            return self.ref(kind, self.objects.put(chunks, size))
+
+    def adopt_object(self, digest: str, chunks: Iterable[bytes | memoryview], size: int) -> None:
+        """Store bytes from elsewhere; StoreError, code "damaged", unless they hash to `digest`."""
+        with self.lock.shared():
+            self.objects.put(chunks, size, expected=digest)
 
     def ref(self, kind: str, digest: str) -> Ref:
         """A reference to an object of this store, whether it is there or not."""
         return Ref(kind, digest, self._uri(digest))
 
+    def has(self, digest: str) -> bool:
+        """Whether an object of this digest is here, intact or not."""
+        return self.objects.has(digest)
+
     def path(self, ref: Ref) -> Path:
         """The object's file, read-only and never changed; StoreError, code "missing", if it is absent."""
-        self._size(ref)
-        return self._objects.path(ref.digest)
+        return self.objects.locate(ref.digest)
 
     def read_bytes(self, ref: Ref) -> bytes:
         """The object's bytes; StoreError, code "missing" or "damaged", unless they hash to the digest."""
-        return self._objects.read(ref.digest)
+        return self.objects.read(ref.digest)
 
     def load_bundle(self, ref: Ref) -> ModelBundle:
         """The bundle, checked against the digest; StoreError, code "wrong-kind", for any other kind."""
-        if ref.kind != "bundle":
-            raise StoreError("wrong-kind", f"object {ref.digest} is of kind {ref.kind!r}, not a bundle")
+        self._check_kind(ref, "bundle")
+        return self.objects.use(ref.digest, ModelBundle.load)
+
+    def load_checkpoint(self, ref: Ref) -> TrainingCheckpoint:
+        """The checkpoint, checked against the digest; StoreError, code "wrong-kind", for any other kind."""
+        self._check_kind(ref, "checkpoint")
+        return self.objects.use(ref.digest, TrainingCheckpoint.load)
+
+    def _check_kind(self, ref: Ref, kind: str) -> None:
+        if ref.kind != kind:
+            raise StoreError("wrong-kind", f"object {ref.digest} is of kind {ref.kind!r}, not a {kind}")
         self.check(ref)
-        return ModelBundle.load(self.path(ref))
+
+    def get(self, ref: Ref, path: Path | str) -> Path:
+        """Write a copy of the object to a file, replacing it; checked first, as `check` does."""
+        self.check(ref)
+        with self.objects.use(ref.digest, lambda source: source.open("rb")) as stream:
+            return write_atomic(path, read_chunks(stream), mode=0o644)
 
     def check(self, ref: Ref) -> None:
         """Raise StoreError, code "missing" or "damaged", unless the object exists and hashes to its name."""
-        self._objects.check(ref.digest)
+        self.objects.check(ref.digest)
 
     def digests(self, prefix: str = "") -> list[str]:
         """Digests of all objects that begin with `prefix`, hex digits."""
-        return sorted(self._objects.digests(prefix))
+        return sorted(self.objects.digests(prefix))
+
+    def artifacts(self) -> dict[str, Ref]:
+        """References to all bundles and checkpoints by their ids."""
+        refs = {
+            name: self._read(f"artifacts/{name}", decode_ref) for name in self.references.names("artifacts")
+        }
+        return {name: ref for name, ref in refs.items() if ref}
+
+    # Steps
 
     def recall(self, key: str) -> StepRecord | None:
         """The record of the step with this key, or None if there is none, or it is damaged.
 
         The objects it names are not checked.
         """
-        stage = self._read_record(f"steps/{_checked_key(key)}")
-        return stage.record if stage and stage.key == key else None
+        keyed = self._read(f"steps/{_checked_key(key)}", decode_record)
+        return keyed[1] if keyed and keyed[0] == key else None
 
     def remember(self, key: str, record: StepRecord) -> StepRecord:
         """Keep a step's record, all of whose objects must be in the store; returns the record that stands.
 
         The first record of a key stands, unless it or one of its objects is missing or damaged.
         """
-        name, data = f"steps/{_checked_key(key)}", encode_record(key, record, self._size)
-        if self._references.create(name, data):
-            return record
-        standing = self.recall(key)
-        if standing and all(self._is_intact(ref) for ref in standing.results.values()):
-            return standing
-        self._references.replace(name, data)
-        return record
+        name = f"steps/{_checked_key(key)}"
+        with self.lock.shared():
+            self._create(name, encode_record(key, record, self._kept(record)))
+            return self.recall(key) or record
 
     def steps(self) -> dict[str, StepRecord]:
         """All step records by key."""
-        records = {key: self.recall(key) for key in self._references.names("steps") if is_digest(key)}
+        records = {key: self.recall(key) for key in self.references.names("steps") if is_digest(key)}
         return {key: record for key, record in records.items() if record}
+
+    # Names
 
     def name_run(self, run: str, stage: str, key: str, record: StepRecord) -> None:
         """Let `run/stage` mean this step from now on, whatever it meant before."""
         require_name("run", run)
         require_name("stage", stage)
-        self._references.replace(f"runs/{run}/{stage}", encode_record(_checked_key(key), record, self._size))
+        _checked_key(key)
+        with self.lock.shared():
+            before = self._stage(run, stage)
+            previous = None
+            if before:
+                previous = before.previous if before.key == key else before.key
+            data = encode_stage(RunStage(key, record, previous), self._kept(record))
+            self.references.replace(f"runs/{run}/{stage}", data)
+
+    def forget(self, run: str) -> None:
+        """Remove the names of a run; what they named stays until garbage is collected."""
+        require_name("run", run)
+        with self.lock.shared():
+            for stage in self.references.names(f"runs/{run}"):
+                self.references.remove(f"runs/{run}/{stage}")
 
     def run_stages(self, run: str) -> dict[str, RunStage]:
         """Key and record of each stage of a run, in alphabetical order; empty for an unknown run."""
         require_name("run", run)
-        stages = {
-            name: self._read_record(f"runs/{run}/{name}") for name in self._references.names(f"runs/{run}")
-        }
+        stages = {name: self._stage(run, name) for name in self.references.names(f"runs/{run}")}
         return {name: stage for name, stage in stages.items() if stage}
 
     def runs(self) -> list[str]:
-        """Names of all runs, sorted."""
-        return [name for name in self._references.names("runs") if is_name(name)]
+        """Names of all runs that have stages, sorted."""
+        names = [name for name in self.references.names("runs") if is_name(name)]
+        return [name for name in names if self.references.names(f"runs/{name}")]
 
-    def artifacts(self) -> dict[str, Ref]:
-        """References to all bundles by artifact id."""
-        refs = {name: self._read_ref(f"artifacts/{name}") for name in self._references.names("artifacts")}
-        return {name: ref for name, ref in refs.items() if ref}
+    def tag(self, name: str) -> Tag | None:
+        """What a tag means now, or None if there never was one of this name.
+
+        Raises StoreError, code "damaged-reference", if it cannot be read.
+        """
+        require_name("tag", name)
+        data = self.references.read(f"tags/{name}")
+        return decode_tag(data, self._uri) if data is not None else None
+
+    def tags(self) -> dict[str, Ref]:
+        """What all tags mean, by name."""
+        found = {name: self.tag(name) for name in self.references.names("tags")}
+        return {name: tag.ref for name, tag in found.items() if tag and tag.ref}
+
+    def set_tag(self, name: str, ref: Ref | None, after: Tag | None) -> Tag:
+        """Let a tag mean an object, or with None nothing more, if it still is `after`: what `tag` returned.
+
+        Raises StoreError, code "tag-moved", if somebody else has moved it since.
+        """
+        require_name("tag", name)
+        with self.lock.shared(), self.lock.tags():
+            if self.tag(name) != after:
+                raise StoreError("tag-moved", f"tag {name} was moved by somebody else: look at it again")
+            previous = after.ref.digest if after and after.ref else None
+            tag = Tag(ref, after.sequence + 1 if after else 1, previous)
+            self.references.replace(
+                f"tags/{name}", encode_tag(tag, lambda ref: self.objects.keep(ref.digest))
+            )
+        return tag
 
     def resolve(self, text: str) -> Ref:
-        """The object meant by `run/stage`, `run/stage/result`, an artifact id or a digest.
+        """The object meant by a tag, `run/stage`, `run/stage/result`, an artifact id or a digest.
 
         A stage means its bundle, else its first result; `runs/` may come first; 6 digits of an id are enough.
         Raises StoreError: "unknown", with near matches in the message, or "ambiguous".
         """
         return resolve(self, text)
 
-    def _read_ref(self, name: str) -> Ref | None:
-        data = self._references.read(name)
-        try:
-            return decode_ref(data, self._uri) if data else None
-        except (ValueError, TypeError, KeyError):
-            return None  # damaged; putting the bundle again repairs it
+    # References as such, for moving them between stores
 
-    def _read_record(self, name: str) -> RunStage | None:
-        data = self._references.read(name)
-        try:
-            return decode_record(data, self._uri) if data else None
-        except (ValueError, TypeError, KeyError):
-            return None  # damaged; running the step again repairs it
+    def reference_names(self) -> list[str]:
+        """Names of all references, such as `runs/demo/pretrain`: artifacts, steps, runs, then tags."""
+        return self.references.all_names()
 
-    def _is_intact(self, ref: Ref) -> bool:
+    def read_reference(self, name: str) -> bytes | None:
+        """The bytes of a reference as they lie on the disk, or None."""
+        return self.references.read(name)
+
+    def select(self, names: Sequence[str] = ()) -> list[str]:
+        """Names of the references to some runs, stages, tags or artifacts and to all they were made from.
+
+        All of them without `names`, in the order in which they can be written. Raises StoreError, code
+        "unknown" or "ambiguous".
+        """
+        references = {name: self.references.read(name) or b"" for name in self.references.all_names()}
+        return reachable(references, names, f"the store {self.root}")
+
+    def adopt_reference(self, name: str, data: bytes) -> None:
+        """Write a reference that has come from elsewhere, all of whose objects must be here.
+
+        An artifact or step that is here stands if it is intact; a run's name is replaced; tags only move on.
+        Raises StoreError: "bad-name", "damaged-reference", "missing", "damaged" or "tag-diverged".
+        """
+        require_reference_name(name)
+        sizes = reference_objects(name, data)
+        with self.lock.shared():
+            for digest, size in sizes.items():
+                if self.objects.keep(digest) != size and size is not None:
+                    raise StoreError("damaged", f"{name} says that object {digest} has {size} bytes")
+            folder, _, rest = name.partition("/")
+            if folder == "tags":
+                with self.lock.tags():
+                    if moves_forward(rest, self.tag(rest), decode_tag(data, self._uri)):
+                        self.references.replace(name, data)
+            elif folder == "runs":
+                self.references.replace(name, data)
+            else:
+                self._create(name, data)
+
+    def _create(self, name: str, data: bytes) -> None:
+        """Write a reference that follows from content, unless one stands whose objects are all intact."""
+        if self.references.create(name, data):
+            return
+        standing = self.references.read(name) or b""
         try:
-            self.check(ref)
+            intact = all(self._is_intact(digest) for digest in reference_objects(name, standing))
+        except StoreError:
+            intact = False
+        if standing != data and not intact:
+            self.references.replace(name, data)
+
+    def _read(self, name: str, decode: Callable[[bytes, UriOf], Decoded]) -> Decoded | None:
+        """The decoded reference; None if it is absent or damaged, for making it again writes it again."""
+        data = self.references.read(name)
+        try:
+            return decode(data, self._uri) if data is not None else None
+        except StoreError:
+            return None
+
+    def _stage(self, run: str, stage: str) -> RunStage | None:
+        return self._read(f"runs/{run}/{stage}", decode_stage)
+
+    def _kept(self, record: StepRecord) -> Callable[[Ref], int]:
+        """Sizes of a record's results; they and its inputs are here and stay once the record is written."""
+        for ref in record.inputs().values():
+            self.objects.keep(ref.digest)
+        return {ref: self.objects.keep(ref.digest) for ref in record.results.values()}.__getitem__
+
+    def _is_intact(self, digest: str) -> bool:
+        try:
+            self.objects.check(digest)
         except StoreError as error:
             if error.code not in ("missing", "damaged"):
                 raise
             return False
         return True
 
-    def _size(self, ref: Ref) -> int:
-        return self._objects.size(ref.digest)
-
     def _uri(self, digest: str) -> str:
-        return self._objects.path(digest).as_uri()
+        return self.objects.path(digest).as_uri()
 
 
 def _checked_key(key: str) -> str:

@@ -3,23 +3,23 @@
 import os
 from pathlib import Path
 
-from artifacts.canonical_json import canonical_json, parse_json
 from artifacts.disk_errors import reading, writing
-from artifacts.errors import ArtifactError, StoreError
+from artifacts.errors import StoreError
 from artifacts.files import make_folder, publish_new, staged
+from artifacts.store_marker import MARKER, MARKER_NAME, OWN_ENTRIES, require_marker
 
-_MARKER = "STORE.json"
-_CONTENT = {"format": "riftco-store", "version": 1, "hash": "sha256"}
-_FOLDERS = ("objects/sha256", "refs/artifacts", "refs/steps", "refs/runs")
-_OWN_ENTRIES = {_MARKER, "objects", "refs", "tmp", "quarantine"}
+_FOLDERS = ("objects/sha256", "refs/artifacts", "refs/steps", "refs/runs", "refs/tags", "locks")
 
 
 def locate(root: Path | str | None) -> Path:
     """The absolute path of a store: `root`, else $RIFTCO_STORE, else `store` in $RIFTCO_HOME or .riftco."""
     if root is None:
         root = os.environ.get("RIFTCO_STORE") or Path(os.environ.get("RIFTCO_HOME") or ".riftco", "store")
-    if "://" in str(root):
-        raise StoreError("not-local", f"cannot open the store {root}: only local folders are supported")
+    root = str(root).removeprefix("file://")
+    if "://" in root:
+        raise StoreError(
+            "not-local", f"cannot work in the store {root}: open a local one and `riftco store push` to this"
+        )
     return Path(root).expanduser().absolute()
 
 
@@ -29,25 +29,18 @@ def ensure(root: Path, *, sync: bool) -> None:
     Raises StoreError: "not-a-store" for a folder or file that is something else, "newer-store" for a version
     this program does not know.
     """
-    marker = root / _MARKER
+    marker = root / MARKER_NAME
     with reading(root):
         if not marker.is_file():
             _create(root, sync=sync)
         data = marker.read_bytes()
-    try:
-        content = parse_json(data, what=str(marker))
-    except ArtifactError as error:
-        raise StoreError("not-a-store", f"{root} is not a store: {error}") from error
-    if not isinstance(content, dict) or content.get("format") != _CONTENT["format"]:
-        raise StoreError("not-a-store", f"{root} is not a store: {marker} is of another format")
-    if content != _CONTENT:
-        raise StoreError("newer-store", f"{root} is a store of a later version: update riftco to use it")
+    require_marker(data, str(root))
 
 
 def _create(root: Path, *, sync: bool) -> None:
     if root.exists() and not root.is_dir():
         raise StoreError("not-a-store", f"{root} is a file: give a folder for the store")
-    strays = sorted(set(os.listdir(root)) - _OWN_ENTRIES) if root.exists() else []
+    strays = sorted(set(os.listdir(root)) - OWN_ENTRIES) if root.exists() else []
     if strays:
         raise StoreError(
             "not-a-store",
@@ -58,8 +51,8 @@ def _create(root: Path, *, sync: bool) -> None:
             make_folder(root, sync=sync)
         for folder in _FOLDERS:  # on disk before the marker is, so that a marked store is a whole one
             make_folder(root / folder, sync=sync)
-        with staged(root, canonical_json(_CONTENT), sync=sync) as temporary:
+        with staged(root, MARKER, sync=sync) as temporary:
             try:
-                publish_new(temporary, root / _MARKER, sync=sync)
+                publish_new(temporary, root / MARKER_NAME, sync=sync)
             except FileExistsError:
                 return  # another process was first

@@ -7,13 +7,17 @@ that a reader can also say which one differs. Field order and meaning: PKWARE AP
 """
 
 import struct
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 Fields = list[tuple[str, bytes]]
 """Labelled pieces of a header, in file order."""
 
 LOCAL_SIGNATURE = b"PK\x03\x04"
+MANIFEST_NAME = "manifest.json"
+MAXIMUM_MANIFEST_BYTES = 1_048_576
+
 _ZIP64_LIMIT = 2**31 - 1
 _UNUSED_32 = 2**32 - 1
 _DATE_1980 = 0x0021
@@ -81,6 +85,15 @@ class Member:
 
     def _labelled(self, fields: Fields) -> Fields:
         return [(f"{label} of {self.name}", value) for label, value in fields]
+
+
+def archive(contents: Sequence[tuple[str, bytes | memoryview]]) -> Iterator[bytes | memoryview]:
+    """The file that holds these named contents, flat bytes, in pieces that share their memory."""
+    members = [Member(name, len(content), zlib.crc32(content)) for name, content in contents]
+    for member, (_, content) in zip(members, contents, strict=True):
+        yield join(member.local_header())
+        yield content
+    yield join(directory(members))
 
 
 def directory(members: Sequence[Member]) -> Fields:

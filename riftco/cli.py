@@ -5,18 +5,19 @@ Heavy imports happen inside the commands, so that `--help` answers at once.
 
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from artifacts import ModelBundle, Store
+from riftco.commands import open_bundle, user_errors
 from riftco.config import PostTrainingConfig, PretrainingConfig, ServingConfig
-from riftco.errors import BackendUnavailableError, InputError
+from riftco.errors import InputError
+from riftco.lineage_cli import diff, lineage, why
 from riftco.progress import show_training
 from riftco.settings import load_config, settings_help
+from riftco.store_cli import store_app, verify_name
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -24,6 +25,10 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     help="From raw text and instruction data to a served small language model.",
 )
+
+app.add_typer(store_app, name="store")
+for command in (lineage, why, diff):
+    app.command()(command)
 
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", "-c", help="A YAML file of settings.", metavar="FILE")
@@ -37,26 +42,6 @@ Model = Annotated[
     str,
     typer.Argument(help="A .rift file, a name such as demo/pretrain, or an artifact id.", metavar="MODEL"),
 ]
-
-
-@contextmanager
-def user_errors() -> Iterator[None]:
-    """What the user can mend ends in one line on standard error and exit code 2, Ctrl-C in code 130.
-
-    ValueError and OSError are for users here, as everywhere in the project; programmers' errors are others.
-    """
-    try:
-        yield
-    except (ValueError, BackendUnavailableError) as error:
-        typer.echo(f"riftco: {error}", err=True)
-        raise typer.Exit(2) from None
-    except OSError as error:
-        what = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
-        typer.echo(f"riftco: {what}", err=True)
-        raise typer.Exit(2) from None
-    except KeyboardInterrupt:
-        typer.echo("riftco: interrupted; the same command goes on from what is finished", err=True)
-        raise typer.Exit(130) from None
 
 
 @app.command(epilog=settings_help(PretrainingConfig))
@@ -205,25 +190,7 @@ def verify(
             if Path(name).is_file():
                 typer.echo(f"{name}: intact, artifact {ModelBundle.load(name).artifact_id}")
                 continue
-            store = Store.open()
-            run = name.removeprefix("runs/")
-            if run in store.runs():
-                refs = [r for stage in store.run_stages(run).values() for r in stage.record.results.values()]
-            else:
-                refs = [store.resolve(name)]
-            for ref in refs:
-                store.check(ref)
-                if ref.kind == "bundle":
-                    store.load_bundle(ref)
-            typer.echo(f"{name}: {len(refs)} intact")
-
-
-def open_bundle(name: str) -> ModelBundle:
-    """The bundle of a file, or of a name in the store; StoreError or BundleError otherwise."""
-    if name.endswith(".rift") or Path(name).is_file():
-        return ModelBundle.load(name)
-    store = Store.open()
-    return store.load_bundle(store.resolve(name))
+            typer.echo(f"{name}: {verify_name(Store.open(), name)} intact")
 
 
 def _check_output(output: Path, *inputs: Path | None) -> None:

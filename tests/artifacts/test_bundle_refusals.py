@@ -4,6 +4,7 @@ import functools
 import hashlib
 import json
 import struct
+import tracemalloc
 import zipfile
 
 import pytest
@@ -164,13 +165,34 @@ def test_another_container_of_the_same_content_is_refused(data, code, message):
     assert (error.code, message in str(error)) == (code, True), str(error)
 
 
-def test_a_forged_count_allocates_nothing():
+@pytest.mark.parametrize("count", [2**20, 2**62, 2**64, 10**309, 10**4000])
+def test_a_forged_count_allocates_nothing(count):
     manifest = identified(
         MANIFEST
-        | {"parameters": [{"name": "w", "shape": [10**15], "offset": 0, "count": 10**15}]}
-        | {"weights": MANIFEST["weights"] | {"count": 10**15}}
+        | {"parameters": [{"name": "w", "shape": [count], "offset": 0, "count": count}]}
+        | {"weights": MANIFEST["weights"] | {"count": count}}
     )
-    assert refusal(zipped(spell(manifest), WEIGHTS)).code == "truncated"
+    data = zipped(spell(manifest), WEIGHTS)
+    tracemalloc.start()
+    assert refusal(data).code == "truncated"
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 20
+
+
+def test_a_shape_whose_product_is_astronomical_is_refused():
+    shape = [10**4000, 10**4000, 10**4000]
+    manifest = MANIFEST | {"parameters": [{"name": "w", "shape": shape, "offset": 0, "count": 79}]}
+    assert refusal(zipped(spell(identified(manifest)), WEIGHTS)).code in ("parameters", "manifest")
+
+
+@pytest.mark.parametrize("key", ["format", "format_version", "artifact_id", "stage"])
+def test_a_value_nested_almost_too_deep_is_refused_without_a_crash(key):
+    old = b'"%s":%s' % (key.encode(), spell(MANIFEST[key]))
+    assert old in spell(MANIFEST)
+    for depth in [50, *range(900, 1000, 3)]:
+        deep = b'"%s":' % key.encode() + b"[" * depth + b"]" * depth
+        refusal(zipped(spell(MANIFEST).replace(old, deep), WEIGHTS))
 
 
 def changed(**changes) -> bytes:

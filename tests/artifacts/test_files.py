@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from artifacts import write_atomic
+from artifacts import files, write_atomic
 from artifacts.files import make_folder, publish_new, temporary_file
 
 
@@ -107,18 +107,46 @@ def test_publishing_takes_a_free_name_once(tmp_path):
     assert target.stat().st_nlink == 1
 
 
-@pytest.mark.parametrize("code", [errno.EPERM, errno.EOPNOTSUPP, errno.EXDEV])
-def test_a_file_system_without_hard_links_is_named_as_the_reason(tmp_path, monkeypatch, code):
-    def no_links(*arguments):
+def refuse(code: int):
+    def call(*arguments):
         raise OSError(code, "refused")
 
-    monkeypatch.setattr(os, "link", no_links)
+    return call
+
+
+@pytest.mark.parametrize("code", [errno.EPERM, errno.EOPNOTSUPP, errno.EXDEV])
+def test_without_hard_links_a_rename_that_replaces_nothing_publishes(tmp_path, monkeypatch, code):
+    monkeypatch.setattr(os, "link", refuse(code))
+    target = tmp_path / "name"
+    with temporary_file(tmp_path, b"first", stem="t", sync=True, mode=0o444) as path:
+        publish_new(path, target, sync=True)
+    with (
+        temporary_file(tmp_path, b"second", stem="t", sync=True, mode=0o444) as path,
+        pytest.raises(FileExistsError),
+    ):
+        publish_new(path, target, sync=True)
+    assert target.read_bytes() == b"first"
+    assert os.listdir(tmp_path) == ["name"]
+
+
+def test_a_file_system_that_can_do_neither_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "link", refuse(errno.EPERM))
+    monkeypatch.setattr(files, "rename_new", refuse(errno.EOPNOTSUPP))
     with (
         temporary_file(tmp_path, b"", stem="t", sync=False, mode=0o444) as path,
-        pytest.raises(OSError, match="hard links") as caught,
+        pytest.raises(OSError, match="refused") as caught,
     ):
         publish_new(path, tmp_path / "name", sync=False)
     assert caught.value.errno == errno.EOPNOTSUPP
+
+
+def test_folders_are_renamed_to_free_names_only(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    with pytest.raises(FileExistsError):
+        files.rename_new(tmp_path / "a", tmp_path / "b")
+    files.rename_new(tmp_path / "a", tmp_path / "c")
+    assert sorted(os.listdir(tmp_path)) == ["b", "c"]
 
 
 def test_folders_are_made_where_the_path_is_relative(tmp_path, monkeypatch):

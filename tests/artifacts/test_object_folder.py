@@ -68,8 +68,8 @@ def test_a_damaged_object_is_noticed_kept_aside_and_replaced(objects, tmp_path, 
         assert caught.value.code == "damaged"
     assert objects.put([b"abc"], 3) == digest
     assert objects.read(digest) == b"abc"
-    (kept,) = (tmp_path / "quarantine").iterdir()
-    assert kept.name.startswith(digest)
+    (kept,) = (tmp_path / "quarantine").glob("*/*")
+    assert kept.name.startswith(f"{digest}.damaged-")
     assert kept.read_bytes() == content
 
 

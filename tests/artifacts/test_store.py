@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from artifacts import BundleError, Ref, StepRecord, Store, StoreError, step_key
+from artifacts import BundleError, Ref, RunStage, StepRecord, Store, StoreError, step_key
 from tests.artifacts.bundles import small_bundle
+from tests.artifacts.checkpoints import small_checkpoint
 
 KEY = step_key("train", 1, {"rate": 0.5})
 
@@ -67,6 +68,16 @@ def test_only_bundles_are_loaded_as_bundles(store):
     assert code_of(store.load_bundle, store.put_bytes("text", b"x")) == "wrong-kind"
     with pytest.raises(BundleError):
         store.load_bundle(store.put_bytes("bundle", b"x"))
+
+
+def test_checkpoints_are_put_under_their_ids_and_read(store):
+    checkpoint = small_checkpoint()
+    ref = store.put_checkpoint(checkpoint)
+    assert (ref.kind, store.load_checkpoint(ref)) == ("checkpoint", checkpoint)
+    assert store.artifacts() == {checkpoint.checkpoint_id: ref}
+    assert store.resolve(checkpoint.checkpoint_id[:12]) == ref
+    assert code_of(store.load_bundle, ref) == "wrong-kind"
+    assert code_of(store.load_checkpoint, store.put_bundle(small_bundle())) == "wrong-kind"
 
 
 def test_missing_objects_are_reported_by_every_reader(store):
@@ -188,7 +199,7 @@ def test_a_name_moves_to_the_newest_step(store):
     other = step_key("train", 1, {"rate": 0.25})
     store.name_run("demo", "train", KEY, record_of(store, b"first"))
     store.name_run("demo", "train", other, record_of(store, b"second"))
-    assert store.run_stages("demo")["train"] == (other, record_of(store, b"second"))
+    assert store.run_stages("demo")["train"] == RunStage(other, record_of(store, b"second"), previous=KEY)
 
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", ".hidden", "a b", "a\0"])

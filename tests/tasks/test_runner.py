@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from artifacts import Ref, Store
+from artifacts.fsck import check_store
 from tasks.call import Results, Work
 from tasks.runner import Interrupted, PlainRunner, readable
 from tasks.step import main_result, step
@@ -86,7 +87,8 @@ def test_the_dag_runs_and_names_its_results(store: Store) -> None:
 def test_the_record_tells_how_the_results_were_made(store: Store) -> None:
     with PlainRunner(store, "demo"):
         results = write_text(text="ab")
-    key, record = store.run_stages("demo")["write-text"]
+    made = store.run_stages("demo")["write-text"]
+    key, record = made.key, made.record
     assert store.recall(key) == record
     assert (record.step, record.version, record.recipe) == ("write-text", 1, {"text": "ab"})
     assert record.results == results
@@ -137,11 +139,14 @@ def test_a_step_with_a_result_that_is_not_intact_runs_again(
     results = run(store)
     ref = store.run_stages("demo")["write-text"].record.results[name]
     harm(store, ref)
+    assert any(
+        ref.digest in problem.where + problem.message for problem in check_store(store, full=True).problems
+    )
     ran.clear()
     lines.clear()
     assert run(store) == results
     assert ran == ["write ab"]
-    store.check(ref)
+    assert check_store(store, full=True).problems == []
     assert lines.messages[0].startswith(f"write-text: its {name} ({ref.digest[:12]}) is ")
     assert "running it again" in lines.messages[0]
 

@@ -1,0 +1,110 @@
+"""Checking a whole store: every reference can be read, every object is there and is what it is called."""
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from artifacts.bundle_manifest import is_digest
+from artifacts.disk_errors import reading
+from artifacts.errors import StoreError
+from artifacts.records import reference_objects, require_reference_name
+from artifacts.store import Store
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something in a store that is not as it should be."""
+
+    code: str
+    """"damaged", "missing", "damaged-reference", "bad-name" or "stray"."""
+    where: str
+    """A digest, the name of a reference, or a path."""
+    message: str
+
+
+@dataclass
+class Checked:
+    """What was looked at, and what is wrong with it."""
+
+    objects: int = 0
+    size: int = 0
+    """Bytes of all objects."""
+    references: int = 0
+    problems: list[Problem] = field(default_factory=list)
+
+
+def check_store(
+    store: Store,
+    *,
+    full: bool = False,
+    progress: Callable[[int, int, str], None] = lambda done, total, what: None,
+) -> Checked:
+    """Check all references, and that their objects are there in their sizes; with `full`, hash every object.
+
+    Changes nothing and takes no lock: what other processes write meanwhile may be looked at or not.
+    Raises StoreError only if the disk refuses.
+    """
+    checked = Checked()
+    sizes = {digest: store.objects.size(digest) for digest in store.digests()}
+    checked.objects, checked.size = len(sizes), sum(sizes.values())
+    for name in store.reference_names():
+        checked.references += 1
+        checked.problems += _reference_problems(store, name, sizes)
+    checked.problems += _strays(store)
+    if full:
+        checked.problems += _damaged(store, sizes, progress)
+    return checked
+
+
+def _reference_problems(store: Store, name: str, sizes: dict[str, int]) -> Iterator[Problem]:
+    data = store.read_reference(name)
+    if data is None:
+        return  # removed or replaced meanwhile
+    try:
+        require_reference_name(name)
+        named = reference_objects(name, data)
+    except StoreError as error:
+        yield Problem(error.code, name, f"{error}: make it again, or delete {store.root / 'refs' / name}")
+        return
+    for digest, size in named.items():
+        if digest not in sizes and not store.has(digest):
+            if store.read_reference(name) == data:  # else it moved on, and the object was collected meanwhile
+                yield Problem(
+                    "missing", name, f"names object {digest}, which is not here: run its step again"
+                )
+        elif size not in (None, sizes.get(digest, size)):
+            yield Problem("damaged", digest, f"has {sizes[digest]} bytes where {name} says {size}")
+
+
+def _strays(store: Store) -> Iterator[Problem]:
+    with reading(store.root):
+        for path in sorted((store.root / "objects").rglob("*")):
+            if path.is_dir() and not path.is_symlink():
+                continue
+            named = is_digest(path.name) and path == store.objects.path(path.name)
+            if not named or path.is_symlink() or not path.is_file():
+                yield Problem("stray", str(path), "is no object: delete it")
+
+
+def _damaged(
+    store: Store, sizes: dict[str, int], progress: Callable[[int, int, str], None]
+) -> Iterator[Problem]:
+    total, done = sum(sizes.values()), 0
+
+    def problem(digest: str) -> Problem | None:
+        try:
+            store.objects.check(digest)
+        except StoreError as error:
+            if error.code not in ("damaged", "missing"):
+                raise
+            if store.has(digest):  # else it was collected meanwhile
+                return Problem(error.code, digest, str(error))
+        return None
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # hashing releases the interpreter's lock
+        for digest, found in zip(sizes, pool.map(problem, sizes), strict=True):
+            done += sizes[digest]
+            progress(done, total, "bytes")
+            if found:
+                yield found
