@@ -9,17 +9,18 @@ READY := $(VENV)/.ready
 help: ## Show what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 8
 
-$(READY): pyproject.toml
+$(READY): pyproject.toml setup.py $(wildcard kernels/native/*.cpp kernels/native/*.h)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing riftco into $(VENV) (a few minutes the first time)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@$(BIN)/python -m kernels.native
 	@touch $@
 
 demo: $(READY) ## Raw text to a served model on the built-in micro-world, in minutes
 	@$(BIN)/riftco run pipeline
 
-test: $(READY) lint ## Lint, then every test but the soaks
-	@$(BIN)/python -m pytest
+test: $(READY) lint ## Lint, then every test but the soaks, on two cores
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(READY) ## ruff, mypy and the layering of the packages
 	@$(BIN)/ruff check .

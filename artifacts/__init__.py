@@ -7,11 +7,13 @@ from artifacts.errors import ArtifactError, BundleError, CheckpointError, Datase
 from artifacts.files import write_atomic
 from artifacts.packed_nf4 import PackedNf4Weight, QuantizedScales
 from artifacts.prepared import PreparedDataset, verify_prepared_dataset
-from artifacts.records import Ref, RunStage, StepRecord
+from artifacts.records import Ref, RunStage, StepRecord, Tag
+from artifacts.remote import RemoteStore
 from artifacts.specs import ModelConfig, ParameterSpec, TokenizerSpec
 from artifacts.step_key import step_key
 from artifacts.store import Store
 from artifacts.training_state import AdamOptions, AdamState, BatchSourceState, LoraSpec, RandomState
+from artifacts.transfer import pull, push
 
 __all__ = [
     "AdamOptions",
@@ -30,14 +32,18 @@ __all__ = [
     "QuantizedScales",
     "RandomState",
     "Ref",
+    "RemoteStore",
     "RunStage",
     "StepRecord",
     "Store",
     "StoreError",
+    "Tag",
     "TokenizerSpec",
     "TrainingCheckpoint",
     "canonical_json",
     "parse_json",
+    "pull",
+    "push",
     "step_key",
     "verify_prepared_dataset",
     "write_atomic",

@@ -17,17 +17,17 @@ from typing import BinaryIO
 from artifacts.bucket import LARGEST_VALUE
 from artifacts.errors import ArtifactError, StoreError
 from artifacts.files import write_atomic
-from artifacts.records import require_reference_name
+from artifacts.object_folder import object_name, read_chunks
+from artifacts.records import reference_order, require_reference_name
 from artifacts.selection import all_objects, is_readable
-from artifacts.store import Store
+from artifacts.store import Progress, Store
 from artifacts.store_marker import MARKER, MARKER_NAME, require_marker
-from artifacts.transfer import Progress, Tally, Transferred, adopt, is_intact, readable
+from artifacts.transfer import Tally, Transferred, adopt, is_intact
 
 _BLOCK = 512
 _CHUNK = 1 << 20
 _END = bytes(2 * _BLOCK)
 _OBJECT = re.compile(r"objects/sha256/([0-9a-f]{2})/(\1[0-9a-f]{62})")
-_FOLDERS = ("artifacts", "steps", "runs", "tags")
 
 Member = tuple[str, int]
 """Name and size in bytes."""
@@ -38,10 +38,10 @@ def export(
 ) -> Transferred:
     """Write what names of runs, stages, tags or artifacts reach to a file; without names, everything.
 
-    Raises StoreError: "unknown", "missing" or "damaged" for an object that is not as it should be; OSError
-    for the file. A file that exists is replaced at the end, or left as it was.
+    Raises StoreError: "unknown", "ambiguous", "damaged-reference", "missing" or "damaged" for an object that
+    is not as it should be; OSError for the file. One that exists is replaced at the end, or left as it was.
     """
-    references = readable(store, names)
+    references = store.selected(names)
     digests = sorted(all_objects(references))
     tally = Tally(sum(_size(store, digest) for digest in digests), progress)
     write_atomic(path, _members(store, digests, references, tally), sync=True, mode=0o644)
@@ -54,12 +54,12 @@ def _members(store: Store, digests: list[str], references: dict[str, bytes], tal
         path = store.path(store.ref("object", digest))
         with path.open("rb") as stream:
             size = path.stat().st_size
-            yield _header(_object_name(digest), size)
+            yield _header(object_name(digest), size)
             yield from _checked(stream, digest, size)
             yield _padding(size)
-        tally.object(size)
+        tally.object(size, digest)
         tally.saw(size, digest)
-    for name in sorted(references, key=_order):
+    for name in sorted(references, key=reference_order):
         yield from _member(f"refs/{name}", references[name])
         tally.reference(name, written=True)
     yield _END
@@ -80,35 +80,34 @@ def _padding(size: int) -> bytes:
     return bytes(-size % _BLOCK)
 
 
-def _object_name(digest: str) -> str:
-    return f"objects/sha256/{digest[:2]}/{digest}"
-
-
-def _order(name: str) -> tuple[int, str]:
-    return _FOLDERS.index(name.partition("/")[0]), name
-
-
-def import_(store: Store, path: Path | str, progress: Progress | None = None) -> Transferred:
+def import_(
+    store: Store,
+    path: Path | str,
+    progress: Progress | None = None,
+    *,
+    force: bool = False,
+    dry_run: bool = False,
+) -> Transferred:
     """Bring everything in an archive into a store, by the rules of `pull`; objects damaged here are repaired.
 
+    With `dry_run` the whole archive is read and checked, and nothing written.
     Raises ArtifactError, code "archive", for a file that `export` did not write or that has changed since:
     then no reference is written. Raises StoreError: "missing" for objects that neither has, "tag-diverged";
     OSError.
     """
     with Path(path).open("rb") as stream:
-        reader = _Reader(stream, str(path))
+        reader = _Reader(stream, str(path), dry_run=dry_run)
         tally = Tally(os.fstat(stream.fileno()).st_size, progress)
         references = reader.contents(store, tally)
-    for name, data in references.items():
-        tally.reference(name, written=adopt(store, name, data))
+    adopt(store, references, tally, force=force, dry_run=dry_run)
     return tally.done
 
 
 class _Reader:
     """Reads one archive from start to end."""
 
-    def __init__(self, stream: BinaryIO, path: str) -> None:
-        self._stream, self._path = stream, path
+    def __init__(self, stream: BinaryIO, path: str, *, dry_run: bool) -> None:
+        self._stream, self._path, self._dry_run = stream, path, dry_run
 
     def contents(self, store: Store, tally: Tally) -> dict[str, bytes]:
         """Bring all objects into the store; returns the references. Raises ArtifactError, code "archive"."""
@@ -168,8 +167,12 @@ class _Reader:
                 pass
             tally.skip(size, digest)
         else:
-            store.adopt_object(digest, chunks, size)
-            tally.object(size)
+            if self._dry_run:
+                for _ in chunks:
+                    pass
+            else:
+                store.adopt_object(digest, chunks, size)
+            tally.object(size, digest)
             tally.saw(size, digest)
 
     def _hashed(self, digest: str, size: int) -> Iterator[bytes]:
@@ -190,7 +193,7 @@ class _Reader:
             require_reference_name(reference)
         except StoreError as error:
             raise self._bad(str(error)) from error
-        if references and _order(next(reversed(references))) >= _order(reference):
+        if references and reference_order(next(reversed(references))) >= reference_order(reference):
             raise self._bad(f"{name!r} is out of order")
 
     def _read_small(self, name: str, size: int) -> bytes:
@@ -224,7 +227,7 @@ def _size(store: Store, digest: str) -> int:
 
 def _checked(stream: BinaryIO, digest: str, size: int) -> Iterator[bytes]:
     hasher, count = hashlib.sha256(), 0
-    while chunk := stream.read(_CHUNK):
+    for chunk in read_chunks(stream):
         hasher.update(chunk)
         count += len(chunk)
         yield chunk

@@ -85,7 +85,10 @@ def open_bucket(url: str, patience: Patience) -> Bucket:
     if scheme == "file":
         from artifacts.bucket_folder import FolderBucket
 
-        return FolderBucket(Path(rest).expanduser().absolute())
+        try:
+            return FolderBucket(Path(rest).expanduser().absolute())
+        except RuntimeError as error:  # the home of nobody
+            raise _bad_url(url) from error
     raise _bad_url(url)
 
 

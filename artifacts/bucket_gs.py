@@ -8,6 +8,7 @@ try again (a timeout) is tried again here. A write whose answer was lost is thus
 import base64
 import hashlib
 import json
+import logging
 import secrets
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -43,6 +44,7 @@ class GoogleBucket:
             from gcsfs.core import GCSFileSystem  # without the gRPC parts, which store nothing conditionally
         except ImportError as error:
             raise missing_package(url, "gcsfs", "gs") from error
+        logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # what it logs is raised as well
         self._url, self._patience = url, patience
         self._bucket, _, folder = url.removeprefix("gs://").partition("/")
         self._prefix = f"{folder.strip('/')}/" if folder.strip("/") else ""

@@ -200,8 +200,14 @@ class S3Bucket:
 
     def _send(self, method: str, **arguments: Any) -> Any:
         with self._answers():
-            call = getattr(self._system.s3, method)
+            call = getattr(self._client(), method)
             return self._sync(self._system.loop, call, Bucket=self._bucket, **arguments)
+
+    def _client(self) -> Any:
+        try:
+            return self._system.s3
+        except ValueError as error:
+            raise StoreError("bad-url", f"{self._url}: {error}: mend AWS_ENDPOINT_URL") from error
 
     @contextmanager
     def _answers(self) -> Iterator[None]:

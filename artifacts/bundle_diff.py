@@ -17,7 +17,7 @@ class TensorDifference:
     norm: float
     """Euclidean norm of the difference, in float64; infinite if one has no tensor of this name and shape."""
     relative: float
-    """The same divided by the norm in the first bundle; 0 if both are."""
+    """The same divided by the norm in the first bundle; 0 if both are, infinite if only that is."""
     largest: float
     """The largest absolute difference of one element."""
 

@@ -23,19 +23,24 @@ _RENAME_NOREPLACE = 1
 
 
 def write_atomic(path: Path | str, data: Chunks, *, sync: bool = False, mode: int = 0o600) -> Path:
-    """Write or replace the file `path`, creating its folder; returns the path.
+    """Write or replace the file `path`, or the one that it is a symbolic link to; creates its folder.
 
-    Raises IsADirectoryError if `path` is a folder, and OSError; the temporary file is removed on failure.
+    Returns the path given. Raises IsADirectoryError if `path` is a folder, FileExistsError if it is a device
+    or the like, and OSError; the temporary file is removed on failure.
     """
-    path = Path(path)
+    given, path = Path(path), Path(path)
+    if path.is_symlink():
+        path = Path(os.path.realpath(path))
     if path.is_dir():
         raise IsADirectoryError(f"cannot write the file {path}: a folder has this name")
+    if path.exists() and not path.is_file():
+        raise FileExistsError(f"cannot write the file {path}: something that is no file has this name")
     make_folder(path.parent, sync=sync)
     with temporary_file(path.parent, data, stem=path.name, sync=sync, mode=mode) as temporary:
         os.replace(temporary, path)
         if sync:
             sync_folder(path.parent)
-    return path
+    return given
 
 
 @contextmanager

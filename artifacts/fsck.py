@@ -1,15 +1,16 @@
 """Checking a whole store: every reference can be read, every object is there and is what it is called."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+from artifacts.adoption import require_artifact
 from artifacts.bundle_manifest import is_digest
 from artifacts.disk_errors import reading
 from artifacts.errors import StoreError
-from artifacts.records import reference_objects, require_reference_name
-from artifacts.store import Store
+from artifacts.records import reference_objects
+from artifacts.store import Progress, Store
 
 
 @dataclass(frozen=True)
@@ -38,22 +39,24 @@ def check_store(
     store: Store,
     *,
     full: bool = False,
-    progress: Callable[[int, int, str], None] = lambda done, total, what: None,
+    progress: Progress = lambda done, total, what: None,
 ) -> Checked:
-    """Check all references, and that their objects are there in their sizes; with `full`, hash every object.
+    """Check all references, and that their objects are there in their sizes.
 
+    With `full`, hash every object, and read the manifest of every artifact, whose id must be its name's.
     Changes nothing and takes no lock: what other processes write meanwhile may be looked at or not.
     Raises StoreError only if the disk refuses.
     """
     checked = Checked()
     sizes = {digest: store.objects.size(digest) for digest in store.digests()}
     checked.objects, checked.size = len(sizes), sum(sizes.values())
-    for name in store.reference_names():
+    for name in store.references.all_names():
         checked.references += 1
         checked.problems += _reference_problems(store, name, sizes)
     checked.problems += _strays(store)
     if full:
         checked.problems += _damaged(store, sizes, progress)
+        checked.problems += _misnamed(store, {problem.where for problem in checked.problems})
     return checked
 
 
@@ -62,10 +65,9 @@ def _reference_problems(store: Store, name: str, sizes: dict[str, int]) -> Itera
     if data is None:
         return  # removed or replaced meanwhile
     try:
-        require_reference_name(name)
         named = reference_objects(name, data)
     except StoreError as error:
-        yield Problem(error.code, name, f"{error}: make it again, or delete {store.root / 'refs' / name}")
+        yield Problem(error.code, name, str(error))
         return
     for digest, size in named.items():
         if digest not in sizes and not store.has(digest):
@@ -87,9 +89,19 @@ def _strays(store: Store) -> Iterator[Problem]:
                 yield Problem("stray", str(path), "is no object: delete it")
 
 
-def _damaged(
-    store: Store, sizes: dict[str, int], progress: Callable[[int, int, str], None]
-) -> Iterator[Problem]:
+def _misnamed(store: Store, known: set[str]) -> Iterator[Problem]:
+    """Artifacts whose objects are intact and of another id; `known` objects are damaged anyway."""
+    for artifact_id, ref in store.artifacts().items():
+        if ref.digest not in known and store.has(ref.digest):
+            try:
+                require_artifact(store, artifact_id, ref)
+            except StoreError as error:
+                if error.code not in ("damaged-reference", "missing"):
+                    raise
+                yield Problem(error.code, f"artifacts/{artifact_id}", str(error))
+
+
+def _damaged(store: Store, sizes: dict[str, int], progress: Progress) -> Iterator[Problem]:
     total, done = sum(sizes.values()), 0
 
     def problem(digest: str) -> Problem | None:

@@ -4,17 +4,18 @@ The collector holds the store alone. It first syncs every folder of references: 
 moved without syncing could otherwise move back at a power loss, to an object that is gone by then.
 """
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from artifacts.disk_errors import reading, writing
 from artifacts.records import reference_objects
-from artifacts.store import Store
+from artifacts.selection import reachable
+from artifacts.store import Progress, Store
 
-Progress = Callable[[int, int, str], None]
-"""Called with how much is done, of how much, and of what."""
+LONGEST_KEEPING = 36_500
+"""The most days that `collect` can be asked to keep the quarantine: a century."""
 
 
 @dataclass(frozen=True)
@@ -43,21 +44,24 @@ def collect(
     """Move every object that no reference reaches into quarantine, and purge what was put there long ago.
 
     unnamed: first drop the memo of all that neither a run nor a tag reaches, its inputs included.
-    keep_days: how long the quarantine keeps objects, in days. dry_run: only say what would be removed.
-    Raises StoreError, code "damaged-reference", for one that cannot be read: what it reaches is not known.
+    keep_days: how many days the quarantine keeps objects, 0 to 36,500; with 0 what is moved there now goes
+    for good. dry_run: only say what would be removed. Raises StoreError, code "damaged-reference", for one
+    that cannot be read, before anything is removed: what it reaches is not known. ValueError for other days.
     """
+    if not 0 <= keep_days <= LONGEST_KEEPING:
+        raise ValueError(f"keep_days must be between 0 and {LONGEST_KEEPING}, got {keep_days}")
+    before = (datetime.now(UTC) - timedelta(days=keep_days or -1)).date()
     with store.lock.exclusive():
         store.references.sync_all()
-        dropped = _unnamed(store) if unnamed else []
-        kept = [name for name in store.reference_names() if name not in set(dropped)]
-        reached = {
-            digest for name in kept for digest in reference_objects(name, store.read_reference(name) or b"")
-        }
+        references = {name: store.read_reference(name) or b"" for name in store.reference_names()}
+        reaches = {name: reference_objects(name, data) for name, data in references.items()}
+        dropped = _unnamed(store, references) if unnamed else []
+        reached = set().union(*(reaches[name] for name in references.keys() - set(dropped)))
         garbage = [digest for digest in store.digests() if digest not in reached]
         size = sum(store.objects.size(digest) for digest in garbage)
         with reading(store.root):
-            temporary = sorted((store.root / "tmp").glob("*"))
-        before = (datetime.now(UTC) - timedelta(days=keep_days)).date()
+            found = sorted((store.root / "tmp").glob("*"))
+            temporary = [path for path in found if path.is_file() and not path.is_symlink()]
         purged = store.objects.quarantined(before)
         if not dry_run:
             for name in dropped:
@@ -68,16 +72,12 @@ def collect(
             with writing(store.root):
                 for path in temporary:
                     path.unlink()
-            store.objects.purge(before)
+            purged = store.objects.purge(before)
     return Collected(dropped, garbage, size, temporary, purged)
 
 
-def _unnamed(store: Store) -> list[str]:
+def _unnamed(store: Store, references: Mapping[str, bytes]) -> list[str]:
     """Steps and artifacts that neither a run nor a tag reaches."""
-    names = [*(f"runs/{run}" for run in store.runs()), *(f"tags/{tag}" for tag in store.tags())]
-    kept = set(store.select(names)) if names else set()
-    return [
-        name
-        for name in store.reference_names()
-        if name.startswith(("artifacts/", "steps/")) and name not in kept
-    ]
+    names = [name for name in references if name.startswith(("runs/", "tags/"))]
+    kept = set(reachable(references, names, str(store.root))) if names else set()
+    return [name for name in references if name not in kept]

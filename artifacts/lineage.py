@@ -62,7 +62,14 @@ class Lineage:
 Change = tuple[str, object, object]
 """A place in a recipe, with what was there before and after."""
 
-ABSENT = "(absent)"
+
+class _Absent:
+    def __repr__(self) -> str:
+        return "(absent)"
+
+
+ABSENT = _Absent()
+"""Stands for the value of a place that one of the two does not have."""
 
 
 def changes(before: object, after: object, place: str = "") -> list[Change]:

@@ -1,12 +1,15 @@
-"""From what a person types to an object: a tag, `run/stage`, `run/stage/result`, or first digits of an id."""
+"""From what a person types to what is meant: a tag, a run, `run/stage`, `run/stage/result`, digits of an id.
+
+One order for every command: a tag goes before a run of the same name, names go before digits.
+"""
 
 import difflib
 import string
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
 from artifacts.errors import StoreError
-from artifacts.records import Ref, RunStage
+from artifacts.records import Ref
 
 if TYPE_CHECKING:
     from artifacts.store import Store
@@ -14,32 +17,71 @@ if TYPE_CHECKING:
 _SHORTEST_PREFIX = 6
 
 
+def places(names: Collection[str], text: str) -> list[str]:
+    """What `text` is a name for among references of these names; empty if nothing is called so.
+
+    A tag is `tags/best`, a stage `runs/demo/train`, its result `runs/demo/train/model` (whether there is one
+    is not looked at), and a run is all its stages.
+    """
+    tag = f"tags/{text.removeprefix('tags/')}"
+    if tag in names:
+        return [tag]
+    for bare in (text, text.removeprefix("runs/")):
+        if "runs/" + "/".join(bare.split("/")[:2]) in names:
+            return [f"runs/{bare}"]
+        stages = [name for name in names if name.startswith(f"runs/{bare}/")]
+        if stages:
+            return stages
+    return []
+
+
+def is_prefix(text: str) -> bool:
+    """Whether the text is long enough a beginning of an id, and may have upper-case digits."""
+    return len(text) >= _SHORTEST_PREFIX and set(text) <= set(string.hexdigits)
+
+
 def resolve(store: "Store", text: str) -> Ref:
     """The reference that `text` means; see `Store.resolve`."""
-    tag = store.tags().get(text.removeprefix("tags/"))
-    if tag:
-        return tag
-    for name in (text, text.removeprefix("runs/")):
-        ref = _by_name(store, name.split("/"))
-        if ref:
-            return ref
-    if not set(text) <= set(string.hexdigits) or len(text) < _SHORTEST_PREFIX:
+    found = places(store.spoken_names(), text)
+    if found and not _is_run(found, text):
+        refs = _objects(store, found[0])
+        if refs:
+            return refs[0]
+    if not is_prefix(text):
         raise _unknown(store, text)
     return _by_digits(store, text.lower())
 
 
-def _by_name(store: "Store", parts: list[str]) -> Ref | None:
-    if len(parts) not in (2, 3) or parts[0] not in store.runs():
-        return None
-    stage = store.run_stages(parts[0]).get(parts[1])
-    if stage is None:
-        return None
-    return stage.record.results.get(parts[2]) if len(parts) == 3 else _main_result(stage)
+def run_called(store: "Store", text: str) -> str | None:
+    """The run that `text` means, if it means a run."""
+    found = places(store.spoken_names(), text)
+    return found[0].split("/")[1] if _is_run(found, text) else None
 
 
-def _main_result(stage: RunStage) -> Ref | None:
-    results = list(stage.record.results.values())
-    return next((ref for ref in results if ref.kind == "bundle"), results[0] if results else None)
+def _is_run(found: list[str], text: str) -> bool:
+    return bool(found) and found[0] not in (text, f"tags/{text}", f"runs/{text}")
+
+
+def objects(store: "Store", text: str) -> list[Ref]:
+    """All objects that `text` means: those of every stage of a run, every result of a stage, else one.
+
+    Raises StoreError as `Store.resolve` does, "damaged-reference" for a stage or tag that cannot be read.
+    """
+    found = [ref for place in places(store.spoken_names(), text) for ref in _objects(store, place)]
+    return found or [resolve(store, text)]
+
+
+def _objects(store: "Store", place: str) -> list[Ref]:
+    """The objects at a place, the main one first: a stage's bundle, else its first result."""
+    folder, name, *rest = place.split("/", 3)
+    if folder == "tags":
+        tag = store.tag(name)
+        return [tag.ref] if tag and tag.ref else []
+    stage = store.stage(name, rest[0])
+    results = stage.record.results if stage else {}
+    if len(rest) == 2:
+        return [results[rest[1]]] if rest[1] in results else []
+    return sorted(results.values(), key=lambda ref: ref.kind != "bundle")
 
 
 def _by_digits(store: "Store", prefix: str) -> Ref:
@@ -49,9 +91,14 @@ def _by_digits(store: "Store", prefix: str) -> Ref:
     if not found:
         raise _unknown(store, prefix)
     if len(found) > 1:
-        candidates = ", ".join(sorted(found.values())[:5])
-        raise StoreError("ambiguous", f"{prefix} begins {len(found)} ids: give more digits ({candidates})")
+        raise ambiguous(prefix, found.values())
     return _known_ref(store, next(iter(found)))
+
+
+def ambiguous(prefix: str, found: Collection[str]) -> StoreError:
+    """What looking up the beginning of several ids raises."""
+    candidates = ", ".join(sorted(found)[:5])
+    return StoreError("ambiguous", f"{prefix} begins {len(found)} ids: give more digits ({candidates})")
 
 
 def _known_ref(store: "Store", digest: str) -> Ref:
@@ -75,10 +122,9 @@ def _near_names(store: "Store", text: str) -> list[str]:
 
 
 def _near_digits(store: "Store", text: str) -> list[str]:
-    length = len(text)
-    if length < _SHORTEST_PREFIX or not set(text) <= set(string.hexdigits):
+    if not is_prefix(text):
         return []
-    ids = {name[:length]: name for name in [*store.artifacts(), *store.digests()]}
+    ids = {name[: len(text)]: name for name in [*store.artifacts(), *store.digests()]}
     return [ids[match] for match in difflib.get_close_matches(text, list(ids), n=2, cutoff=0.8)]
 
 

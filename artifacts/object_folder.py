@@ -39,7 +39,7 @@ class ObjectFolder:
 
     def path(self, digest: str) -> Path:
         """Where the object is, or would be."""
-        return self._root / "objects" / "sha256" / digest[:2] / digest
+        return self._root / object_name(digest)
 
     def put(self, chunks: Iterable[bytes | memoryview], size: int, *, expected: str | None = None) -> str:
         """Store the bytes and return their digest; `size` is how many to reserve room for.
@@ -82,20 +82,26 @@ class ObjectFolder:
             self.path(digest).unlink(missing_ok=True)  # two names of one file: `replace` leaves both
 
     def quarantined(self, before: date) -> list[Path]:
-        """Folders of the quarantine that are of days before a date."""
-        return sorted(folder for folder in self._quarantined("*") if folder.name < before.isoformat())
+        """Folders of the quarantine that are of days before a date; what is called otherwise is not ours."""
+        return sorted(
+            folder
+            for folder in self._quarantined("????-??-??")
+            if _is_day(folder.name) and folder.name < before.isoformat() and _is_folder(folder)
+        )
 
-    def purge(self, before: date) -> None:
-        """Delete the folders that `quarantined` lists."""
+    def purge(self, before: date) -> list[Path]:
+        """Delete the folders that `quarantined` lists, and say which they were."""
         with writing(self._root):
-            for folder in self.quarantined(before):
+            folders = self.quarantined(before)
+            for folder in folders:
                 shutil.rmtree(folder)
+        return folders
 
     def _publish(self, temporary: Path, digest: str) -> None:
         try:
             publish_new(temporary, self.path(digest), sync=self._sync)
         except FileExistsError:
-            if not self._is_intact(digest):
+            if not self._hashes_to(digest):
                 self._replace_damaged(temporary, digest)
 
     def _replace_damaged(self, temporary: Path, digest: str) -> None:
@@ -111,8 +117,17 @@ class ObjectFolder:
 
     def check(self, digest: str) -> None:
         """Raise StoreError, code "missing" or "damaged", unless the object exists and hashes to its name."""
-        if not self._is_intact(digest):
+        if not self._hashes_to(digest):
             raise self._unusable("damaged", digest)
+
+    def is_intact(self, digest: str) -> bool:
+        """Whether the object exists, be it in quarantine, and hashes to its name."""
+        try:
+            return self._hashes_to(digest)
+        except StoreError as error:
+            if error.code != "missing":
+                raise
+            return False
 
     def read(self, digest: str) -> bytes:
         """The object's bytes, checked as `check` does."""
@@ -169,7 +184,7 @@ class ObjectFolder:
     def _unusable(self, code: str, digest: str) -> StoreError:
         return StoreError(code, f"object {digest} in {self._root} is {code}: run the step that made it again")
 
-    def _is_intact(self, digest: str) -> bool:
+    def _hashes_to(self, digest: str) -> bool:
         def hashed(path: Path) -> str:
             with path.open("rb") as stream:
                 return hashlib.file_digest(stream, "sha256").hexdigest()
@@ -180,13 +195,33 @@ class ObjectFolder:
         """Digests of the objects whose digest begins with `prefix`, a text of hex digits."""
         with reading(self._root):
             paths = list(self._root.glob(f"objects/sha256/{prefix[:2]}*/{prefix}*"))
-        return (path.name for path in paths if is_digest(path.name))
+            found = [path.name for path in paths if is_digest(path.name) and self._is_object(path)]
+        return iter(found)
+
+    def _is_object(self, path: Path) -> bool:
+        return path == self.path(path.name) and path.is_file() and not path.is_symlink()
+
+
+def object_name(digest: str) -> str:
+    """Where an object lies within a store."""
+    return f"objects/sha256/{digest[:2]}/{digest}"
 
 
 def read_chunks(stream: BinaryIO) -> Iterator[bytes]:
     """The rest of a stream, a mebibyte at a time."""
     while chunk := stream.read(_CHUNK):
         yield chunk
+
+
+def _is_day(name: str) -> bool:
+    try:
+        return date.fromisoformat(name).isoformat() == name
+    except ValueError:
+        return False
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
 
 
 def _hashed(chunks: Iterable[bytes | memoryview], hasher: "hashlib._Hash") -> Iterator[bytes | memoryview]:

@@ -21,10 +21,12 @@ class ReferenceFolder:
         self._sync = sync
 
     def read(self, name: str) -> bytes | None:
-        """The bytes of a reference, or None. Raises StoreError if the disk refuses."""
+        """The bytes of a reference, or None; of a folder in its place none. Raises StoreError."""
         with reading(self._root):
             try:
                 return self._path(name).read_bytes()
+            except IsADirectoryError:
+                return b""
             except (FileNotFoundError, NotADirectoryError):
                 return None
 
@@ -61,9 +63,15 @@ class ReferenceFolder:
                 sync_folder(Path(folder))
 
     def all_names(self) -> list[str]:
-        """Names of all references, sorted within artifacts, steps, runs and tags, in this order."""
-        runs = [f"runs/{run}" for run in self.names("runs")]
-        folders = ["artifacts", "steps", *runs, "tags"]
+        """Names of all files below artifacts, steps, runs and tags, in this order, sorted within each."""
+        return [
+            *(f"{folder}/{name}" for folder in ("artifacts", "steps") for name in self.names(folder)),
+            *self.spoken_names(),
+        ]
+
+    def spoken_names(self) -> list[str]:
+        """Those that people give: names below runs and tags."""
+        folders = [*(f"runs/{run}" for run in self.names("runs")), "tags"]
         return [f"{folder}/{name}" for folder in folders for name in self.names(folder)]
 
     def names(self, folder: str) -> list[str]:

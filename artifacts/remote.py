@@ -19,12 +19,12 @@ from typing import Any, Self
 from artifacts.bucket import Bucket, KeyChanged, NoSuchKey, Sent, open_bucket
 from artifacts.disk_errors import reading
 from artifacts.errors import StoreError
-from artifacts.records import require_reference_name
+from artifacts.object_folder import object_name
+from artifacts.records import is_reference_name, reference_order, require_reference_name
 from artifacts.retry import Patience
 from artifacts.store_marker import MARKER, MARKER_NAME, OWN_ENTRIES, require_marker
 
 _PATIENCE = Patience()
-_FOLDERS = ("artifacts", "steps", "runs", "tags")
 
 
 def _ignore(count: int) -> None:
@@ -88,18 +88,18 @@ class RemoteStore:
             if error.code != "remote-unsupported":
                 raise
             kept = False
+        self._bucket.remove(key)
         if not kept:
             message = f"{self.url} does not keep to conditional writes, so writers would overwrite each other"
             raise StoreError(
                 "no-conditional-writes", f"{message}: use a service that has If-None-Match and If-Match"
             )
-        self._bucket.remove(key)
 
     # Objects
 
     def size(self, digest: str) -> int | None:
         """The size in bytes of an object, or None if it is not here."""
-        return self._bucket.size(_object_key(digest))
+        return self._bucket.size(object_name(digest))
 
     def has(self, digest: str, size: int) -> bool:
         """Whether an object of this digest and size is here; its bytes are not looked at."""
@@ -121,7 +121,7 @@ class RemoteStore:
         """
         self._require_writable()
         with reading(path):
-            self._bucket.upload(_object_key(digest), path, digest, sent)
+            self._bucket.upload(object_name(digest), path, digest, sent)
 
     def get_object(self, digest: str, size: int) -> Iterator[bytes]:
         """The bytes of an object, which go on where they were when a connection breaks.
@@ -129,7 +129,7 @@ class RemoteStore:
         Raises StoreError at their end, so whoever takes them must wait for it: "damaged" unless they are
         `size` bytes that hash to the digest, "missing" if it is not here.
         """
-        key = _object_key(digest)
+        key = object_name(digest)
         hasher, count = hashlib.sha256(), 0
         try:
             for chunk in self._patience.resume(lambda start: self._bucket.stream(key, start), size):
@@ -144,7 +144,7 @@ class RemoteStore:
             raise self._unusable("damaged", digest)
 
     def _unusable(self, code: str, digest: str) -> StoreError:
-        remedy = f"remove {_object_key(digest)} there and push again from a store that has it"
+        remedy = f"remove {object_name(digest)} there and push again from a store that has it"
         return StoreError(code, f"object {digest} at {self.url} is {code}: {remedy}")
 
     # References
@@ -152,8 +152,7 @@ class RemoteStore:
     def reference_names(self) -> list[str]:
         """Names of all references, such as `runs/demo/pretrain`: artifacts, then steps, runs and tags."""
         names = [key.removeprefix("refs/") for key in self._bucket.keys("refs/")]
-        names = [name for name in names if _is_reference(name)]
-        return sorted(names, key=lambda name: (_FOLDERS.index(name.partition("/")[0]), name))
+        return sorted(filter(is_reference_name, names), key=reference_order)
 
     def read_reference(self, name: str) -> bytes | None:
         """The bytes of a reference, or None."""
@@ -207,18 +206,6 @@ class RemoteStore:
             raise StoreError("not-writable", f"{self.url} was opened for reading: open it with writable=True")
 
 
-def _object_key(digest: str) -> str:
-    return f"objects/sha256/{digest[:2]}/{digest}"
-
-
 def _reference_key(name: str) -> str:
     require_reference_name(name)
     return f"refs/{name}"
-
-
-def _is_reference(name: str) -> bool:
-    try:
-        require_reference_name(name)
-    except StoreError:
-        return False
-    return True

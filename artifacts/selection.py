@@ -1,12 +1,10 @@
 """Which references belong to some names, and which objects to references."""
 
-import string
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from artifacts.errors import StoreError
+from artifacts.lookup import ambiguous, is_prefix, places
 from artifacts.records import reference_objects
-
-_SHORTEST_PREFIX = 6
 
 
 def is_readable(name: str, data: bytes) -> bool:
@@ -35,23 +33,24 @@ def all_objects(references: Mapping[str, bytes]) -> dict[str, int | None]:
 
 
 def reachable(references: Mapping[str, bytes], names: Sequence[str], where: str) -> list[str]:
-    """Names of the references that runs, `run/stage`s, tags and artifact ids reach, in the order given.
+    """Names of the references that runs, stages, tags and ids reach, in the order given.
 
     With them come the steps and artifacts behind them and all they were made from; without `names`,
-    everything. Raises StoreError, code "unknown", which says that nothing in `where` is called so, or
-    "ambiguous".
+    everything. Raises StoreError: "unknown", which says that nothing in `where` is called so, "ambiguous",
+    and "damaged-reference" for a chosen reference, or a step or artifact that may belong to one.
     """
-    if not names:
-        return list(references)
-    # a damaged reference leads nowhere, and whoever transfers it says so
     objects = {
-        n: reference_objects(n, data) if is_readable(n, data) else {} for n, data in references.items()
+        name: reference_objects(name, data)
+        for name, data in references.items()
+        if not names or name.startswith(("artifacts/", "steps/"))
     }
+    if not names:
+        return list(objects)
     owners = _owners(objects)
-    chosen = {found for name in names for found in _called(references, name, where)}
-    waiting = list(chosen)
+    chosen = {found for name in names for found in _called(references, owners, name, where)}
+    waiting = sorted(chosen)
     for name in waiting:  # grows while we walk
-        for digest in objects[name]:
+        for digest in objects.get(name) or reference_objects(name, references[name]):
             found = owners.get(digest, set()) - chosen
             chosen |= found
             waiting += sorted(found)
@@ -62,23 +61,23 @@ def _owners(objects: Mapping[str, dict[str, int | None]]) -> dict[str, set[str]]
     """Digest -> the artifacts of this object and the steps that made it; inputs have no size."""
     owners: dict[str, set[str]] = {}
     for name, sizes in objects.items():
-        if name.startswith(("artifacts/", "steps/")):
-            for digest, size in sizes.items():
-                if size is not None:
-                    owners.setdefault(digest, set()).add(name)
+        for digest, size in sizes.items():
+            if size is not None:
+                owners.setdefault(digest, set()).add(name)
     return owners
 
 
-def _called(references: Iterable[str], text: str, where: str) -> list[str]:
-    text = text.removeprefix("runs/")
-    exact = {f"tags/{text.removeprefix('tags/')}", f"runs/{text}", f"artifacts/{text}"}
-    found = [name for name in references if name in exact or name.startswith(f"runs/{text}/")]
-    if not found and len(text) >= _SHORTEST_PREFIX and set(text) <= set(string.hexdigits):
-        found = [name for name in references if name.startswith(f"artifacts/{text.lower()}")]
-        if len(found) > 1:
-            raise StoreError(
-                "ambiguous", f"{text} begins {len(found)} artifact ids in {where}: give more digits"
-            )
+def _called(
+    references: Mapping[str, bytes], owners: Mapping[str, set[str]], text: str, where: str
+) -> set[str]:
+    found = {"/".join(place.split("/")[:3]) for place in places(references, text)}  # a result's stage
+    if not found and is_prefix(text):
+        digits = text.lower()
+        ids = {name for names in owners.values() for name in names if name.startswith(f"artifacts/{digits}")}
+        digests = {digest for digest in owners if digest.startswith(digits) or owners[digest] & ids}
+        if len(digests) > 1:
+            raise ambiguous(digits, digests)
+        found = {name for digest in digests for name in owners[digest]}
     if not found:
         runs = sorted({name.split("/")[1] for name in references if name.startswith("runs/")})
         raise StoreError(

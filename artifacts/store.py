@@ -6,16 +6,18 @@ it. Everything lies in one folder that can be moved or copied, and that any numb
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Literal, Self, TypeVar
 
+from artifacts.adoption import require_artifact, would_adopt
 from artifacts.bundle import ModelBundle
 from artifacts.bundle_manifest import is_digest
 from artifacts.checkpoint import TrainingCheckpoint
 from artifacts.errors import StoreError
 from artifacts.files import write_atomic
 from artifacts.locking import StoreLock
-from artifacts.lookup import resolve
+from artifacts.lookup import objects, resolve, run_called
 from artifacts.object_folder import ObjectFolder, read_chunks
 from artifacts.records import (
     Ref,
@@ -23,6 +25,7 @@ from artifacts.records import (
     StepRecord,
     Tag,
     UriOf,
+    damaged_reference,
     decode_record,
     decode_ref,
     decode_stage,
@@ -32,17 +35,20 @@ from artifacts.records import (
     encode_stage,
     encode_tag,
     is_name,
-    moves_forward,
+    is_reference_name,
     reference_objects,
     require_name,
-    require_reference_name,
 )
 from artifacts.reference_folder import ReferenceFolder
 from artifacts.selection import reachable
-from artifacts.store_folder import ensure, locate
+from artifacts.step_key import step_key
+from artifacts.store_folder import ensure, locate, require
 
 Durability = Literal["full", "none"]
 Decoded = TypeVar("Decoded")
+
+Progress = Callable[[int, int, str], None]
+"""Is told of long work on a store: how much is done, of how much, and of what."""
 
 
 class Store:
@@ -57,16 +63,33 @@ class Store:
         self.references = ReferenceFolder(root, sync=sync)
 
     @classmethod
-    def open(cls, root: Path | str | None = None, *, durability: Durability = "full") -> Self:
-        """Open the store in a folder, creating it where the folder is new or empty.
+    def open(
+        cls, root: Path | str | None = None, *, create: bool = True, durability: Durability = "full"
+    ) -> Self:
+        """Open the store in a folder; with `create`, one that is new or empty becomes a store.
 
         Without `root`: $RIFTCO_STORE, else $RIFTCO_HOME/store, else .riftco/store in the current folder.
         With durability "none", for tests, a power loss may cost what was written; a killed process does not.
-        Raises StoreError, code "not-a-store", for a folder that holds something else.
+        Raises StoreError, code "not-a-store", for a folder that holds something else, or, without `create`,
+        nothing.
         """
         folder = locate(root)
-        ensure(folder, sync=durability != "none")
+        if create:
+            ensure(folder, sync=durability != "none")
+        else:
+            require(folder)
         return cls(folder, durability=durability)
+
+    @classmethod
+    def preview(cls, root: Path | str | None = None) -> Self:
+        """The store that `open` would open or make, for looking only: an absent one is empty and not made.
+
+        Raises StoreError as `open` does.
+        """
+        folder = locate(root)
+        if folder.exists() and not (folder.is_dir() and not os.listdir(folder)):
+            require(folder)
+        return cls(folder)
 
     # Objects
 
@@ -150,10 +173,9 @@ class Store:
         return sorted(self.objects.digests(prefix))
 
     def artifacts(self) -> dict[str, Ref]:
-        """References to all bundles and checkpoints by their ids."""
-        refs = {
-            name: self._read(f"artifacts/{name}", decode_ref) for name in self.references.names("artifacts")
-        }
+        """References to all bundles and checkpoints by their ids, without damaged ones."""
+        names = [name for name in self.references.names("artifacts") if is_digest(name)]
+        refs = {name: self._read(f"artifacts/{name}", decode_ref) for name in names}
         return {name: ref for name, ref in refs.items() if ref}
 
     # Steps
@@ -163,17 +185,19 @@ class Store:
 
         The objects it names are not checked.
         """
-        keyed = self._read(f"steps/{_checked_key(key)}", decode_record)
-        return keyed[1] if keyed and keyed[0] == key else None
+        return self._read(f"steps/{_checked_key(key)}", lambda data, uri: decode_record(key, data, uri))
 
     def remember(self, key: str, record: StepRecord) -> StepRecord:
         """Keep a step's record, all of whose objects must be in the store; returns the record that stands.
 
-        The first record of a key stands, unless it or one of its objects is missing or damaged.
+        The first record of a key stands, unless it or one of its objects is missing or damaged. Raises
+        ValueError unless the key is that of the record's recipe.
         """
         name = f"steps/{_checked_key(key)}"
+        if key != step_key(record.step, record.version, record.recipe):
+            raise ValueError(f"step key {key} is not that of {record.step}'s recipe: use step_key")
         with self.lock.shared():
-            self._create(name, encode_record(key, record, self._kept(record)))
+            self._adopt(name, encode_record(key, record, self._kept(record)), force=False)
             return self.recall(key) or record
 
     def steps(self) -> dict[str, StepRecord]:
@@ -189,7 +213,7 @@ class Store:
         require_name("stage", stage)
         _checked_key(key)
         with self.lock.shared():
-            before = self._stage(run, stage)
+            before = self._read(f"runs/{run}/{stage}", decode_stage)
             previous = None
             if before:
                 previous = before.previous if before.key == key else before.key
@@ -204,10 +228,20 @@ class Store:
                 self.references.remove(f"runs/{run}/{stage}")
 
     def run_stages(self, run: str) -> dict[str, RunStage]:
-        """Key and record of each stage of a run, in alphabetical order; empty for an unknown run."""
+        """Key and record of each stage of a run, in alphabetical order, without damaged ones."""
         require_name("run", run)
-        stages = {name: self._stage(run, name) for name in self.references.names(f"runs/{run}")}
+        names = [name for name in self.references.names(f"runs/{run}") if is_name(name)]
+        stages = {name: self._read(f"runs/{run}/{name}", decode_stage) for name in names}
         return {name: stage for name, stage in stages.items() if stage}
+
+    def stage(self, run: str, stage: str) -> RunStage | None:
+        """Key and record of a stage, or None if there is none.
+
+        Raises StoreError, code "damaged-reference", if it cannot be read.
+        """
+        require_name("run", run)
+        require_name("stage", stage)
+        return self._read_strictly(f"runs/{run}/{stage}", decode_stage)
 
     def runs(self) -> list[str]:
         """Names of all runs that have stages, sorted."""
@@ -220,25 +254,31 @@ class Store:
         Raises StoreError, code "damaged-reference", if it cannot be read.
         """
         require_name("tag", name)
-        data = self.references.read(f"tags/{name}")
-        return decode_tag(data, self._uri) if data is not None else None
+        return self._read_strictly(f"tags/{name}", decode_tag)
 
     def tags(self) -> dict[str, Ref]:
-        """What all tags mean, by name."""
-        found = {name: self.tag(name) for name in self.references.names("tags")}
+        """What all tags mean, by name, without damaged ones."""
+        names = [name for name in self.references.names("tags") if is_name(name)]
+        found = {name: self._read(f"tags/{name}", decode_tag) for name in names}
         return {name: tag.ref for name, tag in found.items() if tag and tag.ref}
 
-    def set_tag(self, name: str, ref: Ref | None, after: Tag | None) -> Tag:
+    def set_tag(
+        self, name: str, ref: Ref | None, after: Tag | None, *, apart: Tag | None = None, force: bool = False
+    ) -> Tag:
         """Let a tag mean an object, or with None nothing more, if it still is `after`: what `tag` returned.
 
-        Raises StoreError, code "tag-moved", if somebody else has moved it since.
+        apart: a copy of the tag elsewhere that was moved on its own: the tag moves on from there instead.
+        force: a damaged tag counts as none. Raises StoreError: "tag-moved" if somebody else has moved it
+        since, "damaged-reference".
         """
         require_name("tag", name)
         with self.lock.shared(), self.lock.tags():
-            if self.tag(name) != after:
+            standing = self._read(f"tags/{name}", decode_tag) if force else self.tag(name)
+            if standing != after:
                 raise StoreError("tag-moved", f"tag {name} was moved by somebody else: look at it again")
-            previous = after.ref.digest if after and after.ref else None
-            tag = Tag(ref, after.sequence + 1 if after else 1, previous)
+            moves = max(tag.sequence if tag else 0 for tag in (after, apart))
+            base = apart or after
+            tag = base.moved(ref, moves + 1) if base else Tag(ref, 1)
             self.references.replace(
                 f"tags/{name}", encode_tag(tag, lambda ref: self.objects.keep(ref.digest))
             )
@@ -252,11 +292,29 @@ class Store:
         """
         return resolve(self, text)
 
+    def objects_of(self, text: str) -> list[Ref]:
+        """All objects that a name means: those of each stage of a run, each result of a stage, else one.
+
+        Raises StoreError as `resolve` does, and "damaged-reference" for a stage or tag that cannot be read.
+        """
+        return objects(self, text)
+
+    def run_called(self, text: str) -> str | None:
+        """The run that a name means, if it means a run, and not a tag, a stage or an object."""
+        return run_called(self, text)
+
     # References as such, for moving them between stores
 
     def reference_names(self) -> list[str]:
-        """Names of all references, such as `runs/demo/pretrain`: artifacts, steps, runs, then tags."""
-        return self.references.all_names()
+        """Names of all references, such as `runs/demo/pretrain`: artifacts, steps, runs, then tags.
+
+        Damaged ones included, but not files that no reference can be called.
+        """
+        return list(filter(is_reference_name, self.references.all_names()))
+
+    def spoken_names(self) -> list[str]:
+        """Those of them that people give: runs and tags."""
+        return list(filter(is_reference_name, self.references.spoken_names()))
 
     def read_reference(self, name: str) -> bytes | None:
         """The bytes of a reference as they lie on the disk, or None."""
@@ -265,71 +323,63 @@ class Store:
     def select(self, names: Sequence[str] = ()) -> list[str]:
         """Names of the references to some runs, stages, tags or artifacts and to all they were made from.
 
-        All of them without `names`, in the order in which they can be written. Raises StoreError, code
-        "unknown" or "ambiguous".
+        All of them without `names`, in the order in which they can be written. Raises StoreError: "unknown",
+        "ambiguous", "damaged-reference".
         """
-        references = {name: self.references.read(name) or b"" for name in self.references.all_names()}
-        return reachable(references, names, f"the store {self.root}")
+        return list(self.selected(names))
 
-    def adopt_reference(self, name: str, data: bytes) -> None:
+    def selected(self, names: Sequence[str] = ()) -> dict[str, bytes]:
+        """The references that `select` names, with their bytes."""
+        found = {name: self.references.read(name) for name in self.reference_names()}
+        present = {name: data for name, data in found.items() if data is not None}  # not removed meanwhile
+        return {name: present[name] for name in reachable(present, names, f"the store {self.root}")}
+
+    def adopt_reference(self, name: str, data: bytes, *, force: bool = False) -> bool:
         """Write a reference that has come from elsewhere, all of whose objects must be here.
 
-        An artifact or step that is here stands if it is intact; a run's name is replaced; tags only move on.
-        Raises StoreError: "bad-name", "damaged-reference", "missing", "damaged" or "tag-diverged".
+        An artifact or step that is here stands if it is intact; a run's name is replaced; tags only move on,
+        unless, with `force`, they are damaged here or were moved in both places. Returns whether it was
+        written. Raises StoreError: "bad-name", "damaged-reference", "missing", "damaged" or "tag-diverged".
         """
-        require_reference_name(name)
         sizes = reference_objects(name, data)
         with self.lock.shared():
             for digest, size in sizes.items():
                 if self.objects.keep(digest) != size and size is not None:
                     raise StoreError("damaged", f"{name} says that object {digest} has {size} bytes")
-            folder, _, rest = name.partition("/")
-            if folder == "tags":
-                with self.lock.tags():
-                    if moves_forward(rest, self.tag(rest), decode_tag(data, self._uri)):
-                        self.references.replace(name, data)
-            elif folder == "runs":
-                self.references.replace(name, data)
-            else:
-                self._create(name, data)
+            if name.startswith("artifacts/"):
+                require_artifact(self, name.removeprefix("artifacts/"), decode_ref(data, self._uri))
+            return self._adopt(name, data, force=force)
 
-    def _create(self, name: str, data: bytes) -> None:
-        """Write a reference that follows from content, unless one stands whose objects are all intact."""
-        if self.references.create(name, data):
-            return
-        standing = self.references.read(name) or b""
-        try:
-            intact = all(self._is_intact(digest) for digest in reference_objects(name, standing))
-        except StoreError:
-            intact = False
-        if standing != data and not intact:
+    def _adopt(self, name: str, data: bytes, *, force: bool) -> bool:
+        with self.lock.tags() if name.startswith("tags/") else nullcontext():
+            if name.startswith(("artifacts/", "steps/")) and self.references.create(name, data):
+                return True
+            if not would_adopt(self, name, data, force=force):
+                return False
             self.references.replace(name, data)
+        return True
 
     def _read(self, name: str, decode: Callable[[bytes, UriOf], Decoded]) -> Decoded | None:
         """The decoded reference; None if it is absent or damaged, for making it again writes it again."""
+        try:
+            return self._read_strictly(name, decode)
+        except StoreError as error:
+            if error.code != "damaged-reference":
+                raise
+            return None
+
+    def _read_strictly(self, name: str, decode: Callable[[bytes, UriOf], Decoded]) -> Decoded | None:
         data = self.references.read(name)
         try:
             return decode(data, self._uri) if data is not None else None
-        except StoreError:
-            return None
-
-    def _stage(self, run: str, stage: str) -> RunStage | None:
-        return self._read(f"runs/{run}/{stage}", decode_stage)
+        except StoreError as error:
+            raise damaged_reference(name, error) from error
 
     def _kept(self, record: StepRecord) -> Callable[[Ref], int]:
         """Sizes of a record's results; they and its inputs are here and stay once the record is written."""
         for ref in record.inputs().values():
             self.objects.keep(ref.digest)
         return {ref: self.objects.keep(ref.digest) for ref in record.results.values()}.__getitem__
-
-    def _is_intact(self, digest: str) -> bool:
-        try:
-            self.objects.check(digest)
-        except StoreError as error:
-            if error.code not in ("missing", "damaged"):
-                raise
-            return False
-        return True
 
     def _uri(self, digest: str) -> str:
         return self.objects.path(digest).as_uri()

@@ -20,7 +20,20 @@ def locate(root: Path | str | None) -> Path:
         raise StoreError(
             "not-local", f"cannot work in the store {root}: open a local one and `riftco store push` to this"
         )
-    return Path(root).expanduser().absolute()
+    try:
+        return Path(root).expanduser().absolute()
+    except RuntimeError as error:
+        raise StoreError("not-a-store", f"{root} names no folder, {error}: write it out") from error
+
+
+def require(root: Path) -> None:
+    """Raise StoreError as `ensure` does, and "not-a-store" where there is none yet; creates nothing."""
+    with reading(root):
+        if (root / MARKER_NAME).is_file():
+            require_marker((root / MARKER_NAME).read_bytes(), str(root))
+            return
+    remedy = "run something first, or set RIFTCO_STORE to the folder of a store"
+    raise StoreError("not-a-store", f"there is no store at {root}, so no runs and no results: {remedy}")
 
 
 def ensure(root: Path, *, sync: bool) -> None:

@@ -5,30 +5,32 @@ names of runs, then tags. What is there already is skipped, so the same command 
 stopped.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
+from artifacts.adoption import would_adopt
 from artifacts.errors import StoreError
 from artifacts.records import Tag, decode_tag, moves_forward, reference_objects
 from artifacts.remote import RemoteStore
 from artifacts.selection import all_objects, is_readable, reachable
-from artifacts.store import Store
-
-Progress = Callable[[int, int, str], None]
-"""Called with the bytes of objects done, the total, and the digest or reference that is being copied."""
+from artifacts.store import Progress, Store
 
 _TAG_TRIES = 3
 
 
 @dataclass(slots=True)
 class Transferred:
-    """What a transfer copied; `skipped` counts the objects and references that were there already."""
+    """What a transfer copied, or would copy; `skipped` counts objects and references that were there."""
 
     objects: int = 0
     bytes: int = 0
     references: int = 0
     skipped: int = 0
+    copied: list[str] = field(default_factory=list, compare=False)
+    """Digests, and names of references."""
+    replaced: list[str] = field(default_factory=list, compare=False)
+    """Stages of runs, `demo/train`, that meant something else here."""
 
 
 class Tally:
@@ -45,15 +47,17 @@ class Tally:
         if self._progress:
             self._progress(self._seen, self._total, what)
 
-    def object(self, size: int) -> None:
+    def object(self, size: int, digest: str) -> None:
         """An object was copied."""
         self.done.objects += 1
         self.done.bytes += size
+        self.done.copied.append(digest)
 
     def reference(self, name: str, *, written: bool) -> None:
         """A reference was copied, or was there."""
         if written:
             self.done.references += 1
+            self.done.copied.append(name)
         else:
             self.done.skipped += 1
         self.saw(0, name)
@@ -65,16 +69,22 @@ class Tally:
 
 
 def push(
-    store: Store, remote: RemoteStore, names: Sequence[str] = (), progress: Progress | None = None
+    store: Store,
+    remote: RemoteStore,
+    names: Sequence[str] = (),
+    progress: Progress | None = None,
+    *,
+    force: bool = False,
 ) -> Transferred:
     """Copy what names of runs, stages, tags or artifacts reach to a remote store; without names, everything.
 
     What they were made from goes with them. A run's name is replaced there. An artifact or step that is there
-    stands if it is intact. A tag only moves on. References that are damaged here count as absent. Raises
-    StoreError, besides what RemoteStore does: "unknown"; "missing" or "damaged" for an object here,
-    "tag-diverged".
+    stands if it is intact. A tag only moves on; with `force` one that was moved in both places means
+    everywhere what it means here, and counts on from there. Raises StoreError, besides what RemoteStore does:
+    "unknown", "ambiguous"; "damaged-reference" for a reference here, "missing" or "damaged" for an object
+    here, "tag-diverged".
     """
-    references = readable(store, names)
+    references = store.selected(names)
     sizes = {digest: _local_size(store, digest, size) for digest, size in all_objects(references).items()}
     tally = Tally(sum(sizes.values()), progress)
     with remote.writers_lock():
@@ -84,19 +94,30 @@ def push(
             else:
                 path = store.path(store.ref("object", digest))
                 remote.put_object(digest, path, partial(tally.saw, what=digest))
-                tally.object(size)
+                tally.object(size, digest)
         for name, data in references.items():
-            tally.reference(name, written=_push_reference(remote, name, data))
+            if name.startswith("tags/"):
+                written = _push_tag(store, remote, name, data, force)
+            else:
+                written = _push_reference(remote, name, data)
+            tally.reference(name, written=written)
     return tally.done
 
 
 def pull(
-    store: Store, remote: RemoteStore, names: Sequence[str] = (), progress: Progress | None = None
+    store: Store,
+    remote: RemoteStore,
+    names: Sequence[str] = (),
+    progress: Progress | None = None,
+    *,
+    force: bool = False,
+    dry_run: bool = False,
 ) -> Transferred:
     """Copy from a remote store what `push` copies to one, by the same rules; repairs objects damaged here.
 
-    Raises StoreError, besides what RemoteStore and Store do: "unknown"; "damaged-reference", "missing" or
-    "damaged" for what is there, "tag-diverged".
+    force: a tag that was moved in both places, or is damaged here, becomes what it is there.
+    dry_run: only say what would be copied. Raises StoreError, besides what RemoteStore and Store do:
+    "unknown", "ambiguous"; "damaged-reference", "missing" or "damaged" for what is there, "tag-diverged".
     """
     references = _selected(remote, names)
     sizes = {digest: _remote_size(remote, digest, size) for digest, size in all_objects(references).items()}
@@ -104,52 +125,44 @@ def pull(
     for digest, size in sizes.items():
         if is_intact(store, digest):
             tally.skip(size, digest)
+            continue
+        remote.require(digest, size)
+        if dry_run:
+            tally.saw(size, digest)
         else:
-            remote.require(digest, size)
             store.adopt_object(digest, _seen(remote.get_object(digest, size), tally, digest), size)
-            tally.object(size)
-    for name, data in references.items():
-        tally.reference(name, written=adopt(store, name, data))
+        tally.object(size, digest)
+    adopt(store, references, tally, force=force, dry_run=dry_run)
     return tally.done
 
 
-def readable(store: Store, names: Sequence[str]) -> dict[str, bytes]:
-    """The selected references of a local store by name, in the order to write them, without damaged ones."""
-    found = {}
-    for name in store.select(names):
-        data = store.read_reference(name)
-        if data is not None and is_readable(name, data):
-            found[name] = data
-    return found
-
-
 def is_intact(store: Store, digest: str) -> bool:
-    """Whether a local store has an object that hashes to its name."""
-    try:
-        store.check(store.ref("object", digest))
-    except StoreError as error:
-        if error.code not in ("missing", "damaged"):
-            raise
-        return False
-    return store.has(digest)  # not only in quarantine
+    """Whether a local store has an object that hashes to its name, not only in quarantine."""
+    return store.objects.is_intact(digest) and store.has(digest)
 
 
-def adopt(store: Store, name: str, data: bytes) -> bool:
-    """Give a reference to a local store; whether anything changed. Raises StoreError."""
-    before = store.read_reference(name)
-    store.adopt_reference(name, data)
-    return store.read_reference(name) != before
+def adopt(store: Store, references: dict[str, bytes], tally: Tally, *, force: bool, dry_run: bool) -> None:
+    """Give references, in the order to write them, to a local store. Raises StoreError."""
+    for name, data in references.items():
+        replaces = name.startswith("runs/") and store.read_reference(name) not in (None, data)
+        if dry_run:
+            written = would_adopt(store, name, data, force=force)
+        else:
+            written = store.adopt_reference(name, data, force=force)
+        tally.reference(name, written=written)
+        if replaces:
+            tally.done.replaced.append(name.removeprefix("runs/"))
 
 
 def _selected(remote: RemoteStore, names: Sequence[str]) -> dict[str, bytes]:
     present = {name: remote.read_reference(name) for name in remote.reference_names()}
     there = {name: data for name, data in present.items() if data is not None}
-    references = {name: there[name] for name in reachable(there, names, remote.url)}
-    for name, data in references.items():
-        if not is_readable(name, data):
-            remedy = "push it again from a store that has it"
-            raise StoreError("damaged-reference", f"reference {name} at {remote.url} is damaged: {remedy}")
-    return references
+    try:
+        return {name: there[name] for name in reachable(there, names, remote.url)}
+    except StoreError as error:
+        if error.code != "damaged-reference":
+            raise
+        raise StoreError(error.code, f"{remote.url}: {error}") from error
 
 
 def _push_reference(remote: RemoteStore, name: str, data: bytes) -> bool:
@@ -157,8 +170,6 @@ def _push_reference(remote: RemoteStore, name: str, data: bytes) -> bool:
     standing = remote.read_reference(name)
     if standing == data:
         return False
-    if name.startswith("tags/"):
-        return _push_tag(remote, name, data)
     if name.startswith("runs/"):
         remote.replace_reference(name, data)
         return True
@@ -171,12 +182,20 @@ def _push_reference(remote: RemoteStore, name: str, data: bytes) -> bool:
     return remote.swap_reference(name, data, standing)
 
 
-def _push_tag(remote: RemoteStore, name: str, data: bytes) -> bool:
-    tag = decode_tag(data, str)
+def _push_tag(store: Store, remote: RemoteStore, name: str, data: bytes, force: bool) -> bool:
+    """Whether the tag had to be moved there."""
+    tag, short = decode_tag(data, str), name.removeprefix("tags/")
     for _ in range(_TAG_TRIES):  # somebody else may move it between our look and our move
         standing = remote.read_reference(name)
-        if not moves_forward(name.removeprefix("tags/"), _tag(name, standing), tag):
-            return False
+        there = _tag(name, standing)
+        try:
+            if not moves_forward(short, there, tag):
+                return False
+        except StoreError as error:
+            if not (force and error.code == "tag-diverged"):
+                raise
+            tag = store.set_tag(short, tag.ref, after=tag, apart=there)
+            data = store.read_reference(name) or b""
         if remote.swap_reference(name, data, standing):
             return True
     raise StoreError("tag-moved", f"{name} at {remote.url} is moved by others all the time: push again")

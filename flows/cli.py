@@ -66,7 +66,7 @@ def plan(config: ConfigFile = None, assignments: Assignments = None) -> None:
     """Say what `run pipeline` would do with the same settings, and why, without doing it."""
     with user_errors():
         settings = load_config(PipelineConfig(), config, assignments or ())
-        runner = _plan(Store.open(), settings)
+        runner = _plan(Store.preview(), settings)
         table = Table("stage", "status", "why", box=None)
         for stage in runner.stages:
             table.add_row(stage.stage, stage.status, stage.reason)

@@ -17,7 +17,7 @@ from riftco.errors import InputError
 from riftco.lineage_cli import diff, lineage, why
 from riftco.progress import show_training
 from riftco.settings import load_config, settings_help
-from riftco.store_cli import store_app, verify_name
+from riftco.store_cli import show_stored, store_app, verify_names
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -168,16 +168,16 @@ def show(
         if name is not None and Path(name).is_file():
             typer.echo(_described(ModelBundle.load(name)))
             return
-        store = Store.open()
-        if name is None or name.removeprefix("runs/") in store.runs():
-            _show_runs(store, store.runs() if name is None else [name.removeprefix("runs/")])
+        store = Store.open(create=False)
+        run = store.run_called(name) if name is not None else None
+        if name is None or run is not None:
+            _show_runs(store, store.runs() if run is None else [run])
             return
         ref = store.resolve(name)
         if ref.kind == "bundle":
             typer.echo(_described(store.load_bundle(ref)))
         else:
-            data = store.read_bytes(ref)
-            typer.echo(f"{ref.kind} {ref.digest}, {len(data):,} bytes: {store.path(ref)}")
+            show_stored(store, ref)
 
 
 @app.command()
@@ -186,11 +186,7 @@ def verify(
 ) -> None:
     """Check bundles and stored results against their ids and hashes; exit code 2 if anything is wrong."""
     with user_errors():
-        for name in names:
-            if Path(name).is_file():
-                typer.echo(f"{name}: intact, artifact {ModelBundle.load(name).artifact_id}")
-                continue
-            typer.echo(f"{name}: {verify_name(Store.open(), name)} intact")
+        verify_names(names, files=True)
 
 
 def _check_output(output: Path, *inputs: Path | None) -> None:

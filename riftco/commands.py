@@ -1,13 +1,27 @@
-"""What the commands of `riftco` share: how errors end, and how a model is named."""
+"""What the commands of `riftco` share: options, how errors end, how a model is named, how work is shown."""
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
-from artifacts import ModelBundle, Store
+from artifacts import ModelBundle, Store, StoreError
+from artifacts.errors import refused_as
+from artifacts.store import Progress
 from riftco.errors import BackendUnavailableError
+from riftco.log import log_to_terminal
+from riftco.progress import show_progress
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Only say what would be done.")]
+
+
+def print_json(value: Any) -> None:
+    """JSON as the commands print it, indented; paths as texts."""
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False, default=str))
 
 
 @contextmanager
@@ -34,5 +48,28 @@ def open_bundle(name: str) -> ModelBundle:
     """The bundle of a file, or of a name in the store; StoreError or BundleError otherwise."""
     if name.endswith(".rift") or Path(name).is_file():
         return ModelBundle.load(name)
-    store = Store.open()
+    with refused_as(StoreError, name):
+        store = Store.open(create=False)
     return store.load_bundle(store.resolve(name))
+
+
+@contextmanager
+def show_work(title: str, *, size: bool = False) -> Iterator[Progress]:
+    """Shows what is done of a number of things, or with `size` of bytes, as MiB."""
+    log_to_terminal()
+    scale, unit = (1 << 20, ", MiB") if size else (1, "")
+    with show_progress() as report:
+
+        def progress(done: int, total: int, what: str) -> None:
+            report(f"{title}{unit}", done // scale, -(-total // scale), {})
+
+        yield progress
+
+
+def readable(size: float) -> str:
+    """A number of bytes for people: `1.5 MiB`."""
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if size < 1024 or unit == "GiB":
+            break
+        size /= 1024
+    return f"{size:,.0f} {unit}" if unit == "bytes" else f"{size:,.1f} {unit}"

@@ -1,6 +1,7 @@
 """`riftco lineage`, `why` and `diff`: how a result came about, why it changed, and in what."""
 
 import json
+import math
 from collections.abc import Iterator
 from typing import Annotated, Any
 
@@ -12,10 +13,9 @@ from rich.tree import Tree
 
 from artifacts import Ref, Store, StoreError
 from artifacts.bundle_diff import BundleDifference, bundle_difference
-from artifacts.lineage import Lineage, changes
-from riftco.commands import open_bundle, user_errors
-
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+from artifacts.lineage import ABSENT, Change, Lineage, changes
+from artifacts.records import is_name
+from riftco.commands import Json, open_bundle, print_json, user_errors
 
 
 def lineage(
@@ -28,13 +28,13 @@ def lineage(
     Examples: `riftco lineage demo/post-train`, `riftco lineage best --mermaid`
     """
     with user_errors():
-        store = Store.open()
+        store = Store.open(create=False)
         graph = Lineage(store)
         ref = store.resolve(name)
         if mermaid:
             typer.echo("\n".join(_mermaid(graph, ref)))
         elif as_json:
-            typer.echo(json.dumps([_origin_json(graph, each) for each in graph.upstream([ref])], indent=2))
+            print_json([_origin_json(graph, each) for each in graph.upstream([ref])])
         else:
             Console().print(_tree(graph, ref, Tree(_label(ref)), set()))
 
@@ -44,18 +44,20 @@ def why(
 ) -> None:
     """Say which setting or input made a stage run again: what changed in its recipe since the time before."""
     with user_errors():
-        store = Store.open()
+        store = Store.open(create=False)
         run, _, stage = name.removeprefix("runs/").partition("/")
-        made = store.run_stages(run).get(stage)
+        stages = store.run_stages(run)
+        made = store.stage(run, stage) if is_name(stage) else None
         if made is None:
-            known = ", ".join(f"{run}/{known}" for known in store.run_stages(run)) or ", ".join(store.runs())
+            known = ", ".join(f"{run}/{known}" for known in stages) or ", ".join(store.runs())
             raise StoreError("unknown", f"no stage is called {name!r}; there are {known or 'none'}")
         before = Lineage(store).record(made.previous) if made.previous else None
         changed = changes(_recipe(before), _recipe(made.record)) if before else []
         if as_json:
-            typer.echo(json.dumps({"key": made.key, "previous": made.previous, "changes": changed}, indent=2))
-            return
-        if made.previous is None:
+            gone = made.previous is not None and before is None
+            shown = None if gone else [_change_json(change, "before", "after") for change in changed]
+            print_json({"key": made.key, "previous": made.previous, "changes": shown})
+        elif made.previous is None:
             typer.echo(f"{name} has had one recipe only: step {made.record.step}, key {made.key[:12]}")
         elif before is None:
             typer.echo(f"the recipe before, {made.previous[:12]}, is no longer in the store")
@@ -75,14 +77,16 @@ def diff(
     with user_errors():
         difference = bundle_difference(open_bundle(first), open_bundle(second))
         if as_json:
-            typer.echo(json.dumps(_difference_json(difference), indent=2))
+            print_json(_difference_json(difference))
             return
         _print_changes(difference.fields)
         table = Table("tensor", "|B - A|", "/ |A|", "largest", box=None)
         for tensor in difference.tensors:
-            table.add_row(
-                tensor.name, f"{tensor.norm:.4g}", f"{tensor.relative:.2%}", f"{tensor.largest:.3g}"
-            )
+            if math.isinf(tensor.norm):
+                table.add_row(escape(tensor.name), "other shape", "", "")
+                continue
+            relative = "from zero" if math.isinf(tensor.relative) else f"{tensor.relative:.2%}"
+            table.add_row(escape(tensor.name), f"{tensor.norm:.4g}", relative, f"{tensor.largest:.3g}")
         Console().print(table)
         typer.echo(f"{len(difference.tensors)} of {difference.tensor_count} tensors differ")
 
@@ -102,7 +106,7 @@ def _tree(graph: Lineage, ref: Ref, branch: Tree, seen: set[str]) -> Tree:
 
 
 def _label(ref: Ref) -> str:
-    return f"{ref.kind} {ref.digest[:12]}"
+    return escape(f"{ref.kind} {ref.digest[:12]}")
 
 
 def _mermaid(graph: Lineage, ref: Ref) -> Iterator[str]:
@@ -144,21 +148,37 @@ def _recipe(record: Any) -> dict[str, Any]:
     return {"step": record.step, "version": record.version, **record.recipe}
 
 
-def _print_changes(changed: list[tuple[str, object, object]]) -> None:
+def _print_changes(changed: list[Change]) -> None:
     for place, before, after in changed:
         typer.echo(f"{place}: {_shortened(before)} -> {_shortened(after)}")
 
 
 def _shortened(value: object) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    text = str(value) if value is ABSENT or isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 70 else f"{text[:60]}… ({len(text)} characters)"
+
+
+def _change_json(change: Change, first: str, second: str) -> dict[str, Any]:
+    """The change with its two values under these names; a value that is absent is left out."""
+    place, before, after = change
+    return {"field": place} | {
+        side: value for side, value in ((first, before), (second, after)) if value is not ABSENT
+    }
+
+
+def _finite(number: float) -> float | None:
+    return number if math.isfinite(number) else None
 
 
 def _difference_json(difference: BundleDifference) -> dict[str, Any]:
     return {
-        "fields": [{"field": place, "a": a, "b": b} for place, a, b in difference.fields],
+        "fields": [_change_json(change, "a", "b") for change in difference.fields],
         "tensors": {
-            tensor.name: {"norm": tensor.norm, "relative": tensor.relative, "largest": tensor.largest}
+            tensor.name: {
+                "norm": _finite(tensor.norm),
+                "relative": _finite(tensor.relative),
+                "largest": _finite(tensor.largest),
+            }
             for tensor in difference.tensors
         },
         "tensor_count": difference.tensor_count,

@@ -1,53 +1,57 @@
 """`riftco store`: look at the store, check it, name things in it, and move them in and out."""
 
-import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from artifacts import Ref, Store, StoreError
+from artifacts import (
+    ArtifactError,
+    ModelBundle,
+    Ref,
+    Store,
+    StoreError,
+    Tag,
+    TrainingCheckpoint,
+)
 from artifacts.fsck import check_store
-from artifacts.garbage import collect
+from artifacts.garbage import LONGEST_KEEPING, collect
 from artifacts.lineage import Lineage
-from riftco.commands import user_errors
+from artifacts.selection import is_readable
+from riftco.commands import DryRun, Json, print_json, readable, show_work, user_errors
 from riftco.errors import InputError
-from riftco.log import log_to_terminal
-from riftco.progress import show_progress
+from riftco.transfer_cli import export_archive, import_archive, pull_from, push_to
 
 store_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
     help="Look at the store, check it, tag results, free space, and move results in and out. "
-    "The store is the folder in $RIFTCO_STORE, else .riftco/store.",
+    "The store is the folder in $RIFTCO_STORE, else `store` in $RIFTCO_HOME, else `.riftco/store`.",
 )
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Only say what would be done.")]
 Name = Annotated[str, typer.Argument(help="A tag, run/stage, artifact id or digest.", metavar="NAME")]
-Names = Annotated[
-    list[str] | None,
-    typer.Argument(help="Runs, run/stages, tags or artifacts; everything without.", metavar="[NAME]..."),
-]
-Url = Annotated[
-    str, typer.Argument(help="s3://bucket/path, gs://bucket/path or file:///folder.", metavar="URL")
-]
+
+store_app.command("export")(export_archive)
+store_app.command("import")(import_archive)
+store_app.command("push")(push_to)
+store_app.command("pull")(pull_from)
 
 
 @store_app.command("ls")
 def list_store(as_json: Json = False) -> None:
-    """List tags and runs, and how much the store holds."""
+    """List tags and runs, and how much the store holds; exit code 2 if some of these cannot be read."""
     with user_errors():
-        store = Store.open()
+        store = Store.open(create=False)
         sizes = [store.objects.size(digest) for digest in store.digests()]
         runs = {run: store.run_stages(run) for run in store.runs()}
+        found = {name: store.read_reference(name) for name in store.spoken_names()}
+        damaged = [name for name, data in found.items() if data is not None and not is_readable(name, data)]
         if as_json:
-            _print_json(
+            print_json(
                 {
                     "store": str(store.root),
                     "objects": len(sizes),
@@ -60,48 +64,58 @@ def list_store(as_json: Json = False) -> None:
                         }
                         for run, stages in runs.items()
                     },
+                    "damaged": damaged,
                 }
             )
-            return
-        table = Table("name", "kind", "object", box=None)
-        for name, ref in store.tags().items():
-            table.add_row(name, f"tag of a {ref.kind}", ref.digest[:12])
-        for run, stages in runs.items():
-            for stage, made in stages.items():
-                for result, ref in made.record.results.items():
-                    table.add_row(f"{run}/{stage}/{result}", ref.kind, ref.digest[:12])
-        Console().print(table)
-        typer.echo(f"{len(sizes)} objects, {_readable(sum(sizes))}, in {store.root}")
+        else:
+            Console().print(_names_table(store))
+            typer.echo(f"{len(sizes)} objects, {readable(sum(sizes))}, in {store.root}")
+        if damaged:
+            raise StoreError("damaged-reference", f"damaged: {', '.join(damaged)}; see `riftco store fsck`")
+
+
+def _names_table(store: Store) -> Table:
+    table = Table("name", "kind", "object", box=None)
+    for name, ref in store.tags().items():
+        table.add_row(escape(name), escape(f"tag of a {ref.kind}"), ref.digest[:12])
+    for run in store.runs():
+        for stage, made in store.run_stages(run).items():
+            for result, ref in made.record.results.items():
+                table.add_row(escape(f"{run}/{stage}/{result}"), escape(ref.kind), ref.digest[:12])
+    return table
 
 
 @store_app.command("show")
 def show_object(name: Name, as_json: Json = False) -> None:
     """Show what an object is, where it lies, what it is called and which step made it."""
     with user_errors():
-        store = Store.open()
-        ref = store.resolve(name)
-        lineage = Lineage(store)
-        makers = lineage.origin(ref).makers
-        facts = {
-            **_ref_json(ref),
-            "bytes": store.path(ref).stat().st_size,
-            "path": str(store.path(ref)),
-            "artifact_ids": [found for found, other in store.artifacts().items() if other == ref],
-            "tags": [tag for tag, other in store.tags().items() if other == ref],
-            "made_by": [
-                {"step": made.step, "key": key, "seconds": made.seconds, "named": lineage.names.get(key, [])}
-                for key, made in makers.items()
-            ],
-        }
-        if as_json:
-            _print_json(facts)
-            return
-        for fact, value in facts.items():
-            if fact != "made_by":
-                typer.echo(f"{fact:13} {', '.join(value) if isinstance(value, list) else value}")
-        for made in facts["made_by"]:
-            names = ", ".join(made["named"]) or "unnamed"
-            typer.echo(f"made_by       {made['step']} in {made['seconds']} s, {names}")
+        store = Store.open(create=False)
+        show_stored(store, store.resolve(name), as_json=as_json)
+
+
+def show_stored(store: Store, ref: Ref, *, as_json: bool = False) -> None:
+    """Print what is known of an object; StoreError, code "missing", if it is not there."""
+    lineage = Lineage(store)
+    facts = {
+        **_ref_json(ref),
+        "bytes": store.path(ref).stat().st_size,
+        "path": str(store.path(ref)),
+        "artifact_ids": [found for found, other in store.artifacts().items() if other == ref],
+        "tags": [tag for tag, other in store.tags().items() if other == ref],
+        "made_by": [
+            {"step": made.step, "key": key, "seconds": made.seconds, "named": lineage.names.get(key, [])}
+            for key, made in lineage.origin(ref).makers.items()
+        ],
+    }
+    if as_json:
+        print_json(facts)
+        return
+    for fact, value in facts.items():
+        if fact != "made_by":
+            typer.echo(f"{fact:13} {', '.join(value) if isinstance(value, list) else value}")
+    for made in facts["made_by"]:
+        names = ", ".join(made["named"]) or "unnamed"
+        typer.echo(f"made_by       {made['step']} in {made['seconds']} s, {names}")
 
 
 @store_app.command("verify")
@@ -109,24 +123,47 @@ def verify_objects(
     names: Annotated[list[str], typer.Argument(help="Runs or objects to check.", metavar="NAME...")],
     as_json: Json = False,
 ) -> None:
-    """Hash the objects of runs, stages, tags or ids and read bundles; exit code 2 if anything is wrong."""
+    """Hash the objects of runs, stages, tags or ids; read bundles and checkpoints.
+
+    All names are checked; exit code 2 if anything is wrong.
+    """
     with user_errors():
-        store = Store.open()
-        counts = {name: verify_name(store, name) for name in names}
-        if as_json:
-            _print_json({name: {"intact": count} for name, count in counts.items()})
+        verify_names(names, as_json=as_json)
+
+
+def verify_names(names: list[str], *, files: bool = False, as_json: bool = False) -> None:
+    """Check objects of the store, and with `files` bundles in files; say for each name what came of it.
+
+    Raises typer.Exit, code 2, if anything is wrong.
+    """
+    said: dict[str, dict[str, Any]] = {}
+    for name in names:
+        try:
+            if files and Path(name).is_file():
+                said[name] = {"intact": 1, "artifact_id": ModelBundle.load(name).artifact_id}
+            else:
+                said[name] = {"intact": verify_name(Store.open(create=False), name)}
+        except (ArtifactError, OSError) as error:
+            said[name] = {"error": getattr(error, "code", "file"), "message": str(error)}
+    if as_json:
+        print_json(said)
+    for name, facts in () if as_json else said.items():
+        if "error" in facts:
+            typer.echo(f"riftco: {name}: {facts['message']}", err=True)
+        elif "artifact_id" in facts:
+            typer.echo(f"{name}: intact, artifact {facts['artifact_id']}")
         else:
-            typer.echo("\n".join(f"{name}: {count} intact" for name, count in counts.items()))
+            typer.echo(f"{name}: {facts['intact']} intact")
+    if any("error" in facts for facts in said.values()):
+        raise typer.Exit(2)
 
 
 def verify_name(store: Store, name: str) -> int:
-    """Check the objects of a run, or the one of another name; how many there were. StoreError otherwise."""
-    run = name.removeprefix("runs/")
-    refs = [store.resolve(name)] if run not in store.runs() else []
-    if not refs:
-        refs = [ref for stage in store.run_stages(run).values() for ref in stage.record.results.values()]
+    """Check all objects that a name means; how many there were. Raises ArtifactError otherwise."""
+    loaders = {"bundle": store.load_bundle, "checkpoint": store.load_checkpoint}
+    refs = store.objects_of(name)
     for ref in refs:
-        store.load_bundle(ref) if ref.kind == "bundle" else store.check(ref)
+        loaders.get(ref.kind, store.check)(ref)
     return len(refs)
 
 
@@ -139,11 +176,11 @@ def fsck(
 
     Changes nothing. Exit code 2 if something is wrong; running a step again replaces what is damaged.
     """
-    with user_errors(), _progress("fsck", size=True) as progress:
-        store = Store.open()
+    with user_errors(), show_work("fsck", size=True) as progress:
+        store = Store.open(create=False)
         checked = check_store(store, full=full, progress=progress)
         if as_json:
-            _print_json(asdict(checked))
+            print_json(asdict(checked))
         else:
             for problem in checked.problems:
                 typer.echo(f"{problem.code}: {problem.where}: {problem.message}")
@@ -151,7 +188,7 @@ def fsck(
             depth = "hashed" if full else "not hashed, --full does that"
             typer.echo(
                 f"{store.root}: {state}; {checked.references} references, {checked.objects} objects, "
-                f"{_readable(checked.size)} ({depth})"
+                f"{readable(checked.size)} ({depth})"
             )
         if checked.problems:
             raise typer.Exit(2)
@@ -162,7 +199,14 @@ def gc(
     unnamed: Annotated[
         bool, typer.Option("--unnamed", help="Also forget steps that no run and no tag reaches.")
     ] = False,
-    keep_days: Annotated[int, typer.Option(min=0, help="Days that the quarantine keeps objects.")] = 7,
+    keep_days: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=LONGEST_KEEPING,
+            help="Days that the quarantine keeps objects; with 0 those moved there now go for good.",
+        ),
+    ] = 7,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
@@ -172,20 +216,21 @@ def gc(
     store forget RUN`, then `riftco store gc --unnamed`. Until the quarantine is purged, nothing is lost: what
     is named again comes back from there.
     """
-    with user_errors(), _progress("gc") as progress:
-        store = Store.open()
+    with user_errors(), show_work("gc") as progress:
+        store = Store.open(create=False)
         done = collect(store, unnamed=unnamed, keep_days=keep_days, dry_run=dry_run, progress=progress)
         if as_json:
-            _print_json(asdict(done) | {"dry_run": dry_run})
+            print_json(asdict(done) | {"dry_run": dry_run})
             return
         for line in [*done.references, *done.objects] if dry_run else []:
             typer.echo(line)
-        verb = "would move" if dry_run else "moved"
-        typer.echo(
-            f"{verb} {len(done.objects)} objects ({_readable(done.size)}) into quarantine, forget "
-            f"{len(done.references)} references, delete {len(done.temporary)} temporary files and "
-            f"{len(done.purged)} days of quarantine"
-        )
+        counts = [
+            f"{len(done.references)} references forgotten",
+            f"{len(done.objects)} objects ({readable(done.size)}) moved into quarantine",
+            f"{len(done.temporary)} temporary files deleted",
+            f"{len(done.purged)} days of quarantine deleted",
+        ]
+        typer.echo(f"{'to do' if dry_run else 'done'}: {', '.join(counts)}")
 
 
 @store_app.command()
@@ -194,9 +239,9 @@ def forget(
 ) -> None:
     """Remove the names of a run. Its results stay until `riftco store gc --unnamed`."""
     with user_errors():
-        store = Store.open()
-        stages = store.run_stages(run.removeprefix("runs/"))
-        if not stages:
+        store = Store.open(create=False)
+        stages = store.references.names(f"runs/{run.removeprefix('runs/')}")
+        if run.removeprefix("runs/") not in store.runs():
             raise InputError(f"no run is called {run!r}; the runs are {', '.join(store.runs()) or 'none'}")
         if not dry_run:
             store.forget(run.removeprefix("runs/"))
@@ -211,6 +256,7 @@ def tag_object(
     expect: Annotated[
         str | None, typer.Option(help="Only if the tag means this now; 'none' for a new tag.", metavar="NAME")
     ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a tag that cannot be read.")] = False,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
@@ -219,53 +265,94 @@ def tag_object(
     A tag moves by compare-and-swap: of several who move it at once, one succeeds and the others are told.
     """
     with user_errors():
-        store = Store.open()
+        _check_tag_arguments(tag, name, remove, expect)
+        store = Store.open(create=False)
         if tag is None or (name is None and not remove):
             _show_tags(store, tag, as_json)
             return
-        before = store.tag(tag)
+        ref = store.resolve(name) if name is not None else None
+        before = _standing_tag(store, tag, force)
         current = before.ref if before else None
-        if expect and current != (None if expect == "none" else store.resolve(expect)):
+        if remove and current is None:
+            raise _unknown_tag(store, tag)
+        if expect is not None and current != (None if expect == "none" else store.resolve(expect)):
             raise StoreError("tag-moved", f"tag {tag} means {current.digest if current else 'nothing'} now")
-        ref = None if remove else store.resolve(str(name))
         if not dry_run:
-            store.set_tag(tag, ref, after=before)
-        old, new = (other.digest[:12] if other else "nothing" for other in (current, ref))
+            store.set_tag(tag, ref, after=before, force=force)
+        old, new = (other.digest if other else None for other in (current, ref))
         if as_json:
-            _print_json({"tag": tag, "before": old, "after": new, "dry_run": dry_run})
+            print_json({"tag": tag, "before": old, "after": new, "dry_run": dry_run})
         else:
-            typer.echo(f"{tag}: {old} -> {new}{' (dry run)' if dry_run else ''}")
+            moved = f"{tag}: {old[:12] if old else 'nothing'} -> {new[:12] if new else 'nothing'}"
+            typer.echo(f"{moved}{' (dry run)' if dry_run else ''}")
+
+
+def _check_tag_arguments(tag: str | None, name: str | None, remove: bool, expect: str | None) -> None:
+    if remove and tag is None:
+        raise InputError("--remove needs the name of a tag: riftco store tag TAG --remove")
+    if remove and name is not None:
+        raise InputError(f"--remove lets tag {tag} mean nothing, not {name}: give one of both")
+    if expect is not None and name is None and not remove:
+        raise InputError("--expect is for moving a tag: say what it is to mean, or --remove")
+    if expect == "":
+        raise InputError("--expect '' names nothing: give what the tag means now, or 'none' for a new tag")
+
+
+def _standing_tag(store: Store, tag: str, force: bool) -> Tag | None:
+    try:
+        return store.tag(tag)
+    except StoreError as error:
+        if force and error.code == "damaged-reference":
+            return None
+        raise
+
+
+def _unknown_tag(store: Store, tag: str) -> InputError:
+    return InputError(f"no tag is called {tag!r}; the tags are {', '.join(store.tags()) or 'none'}")
 
 
 def _show_tags(store: Store, tag: str | None, as_json: bool) -> None:
-    tags = store.tags()
-    if tag is not None and tag not in tags:
-        raise InputError(f"no tag is called {tag!r}; the tags are {', '.join(tags) or 'none'}")
-    shown = {found: ref for found, ref in tags.items() if tag in (None, found)}
+    if tag is None:
+        shown = store.tags()
+    else:
+        found = store.tag(tag)
+        if found is None or found.ref is None:
+            raise _unknown_tag(store, tag)
+        shown = {tag: found.ref}
     if as_json:
-        _print_json({found: _ref_json(ref) for found, ref in shown.items()})
+        print_json({name: _ref_json(ref) for name, ref in shown.items()})
         return
-    for found, ref in shown.items():
-        typer.echo(f"{found} {ref.digest} {ref.kind}")
+    for name, ref in shown.items():
+        typer.echo(f"{name} {ref.digest} {ref.kind}")
 
 
 @store_app.command("put")
 def put_file(
     path: Annotated[Path, typer.Argument(help="The file to store.", metavar="FILE")],
-    kind: Annotated[str, typer.Option(help="A short word for what it is.")] = "file",
+    kind: Annotated[
+        str | None, typer.Option(help="A short word for what it is; not for artifacts. [default: file]")
+    ] = None,
     tag: Annotated[str | None, typer.Option(help="Tag it too, or the next gc takes it.")] = None,
 ) -> None:
-    """Store a copy of a file and print its digest; a `.rift` bundle becomes an artifact."""
+    """Store a copy of a file and print its digest; a `.rift` or `.riftckpt` file becomes an artifact."""
     with user_errors():
-        from artifacts import ModelBundle
-
-        store = Store.open()
-        ref = (
-            store.put_bundle(ModelBundle.load(path)) if path.suffix == ".rift" else store.put_file(kind, path)
-        )
-        if tag:
-            store.set_tag(tag, ref, after=store.tag(tag))
+        if kind is not None and path.suffix in (".rift", ".riftckpt"):
+            raise InputError(f"{path} is stored as the artifact it is, not as a {kind}: leave --kind out")
+        ref = _put(Store.open(), path, kind or "file", tag)
         typer.echo(ref.digest)
+
+
+def _put(store: Store, path: Path, kind: str, tag: str | None) -> Ref:
+    before = store.tag(tag) if tag else None  # a damaged one is told before anything is stored
+    if path.suffix == ".rift":
+        ref = store.put_bundle(ModelBundle.load(path))
+    elif path.suffix == ".riftckpt":
+        ref = store.put_checkpoint(TrainingCheckpoint.load(path))
+    else:
+        ref = store.put_file(kind, path)
+    if tag:
+        store.set_tag(tag, ref, after=before)
+    return ref
 
 
 @store_app.command("get")
@@ -274,91 +361,9 @@ def get_object(
 ) -> None:
     """Write a checked copy of an object to a file."""
     with user_errors():
-        store = Store.open()
+        store = Store.open(create=False)
         typer.echo(store.get(store.resolve(name), output))
-
-
-@store_app.command("export")
-def export_archive(
-    output: Annotated[Path, typer.Argument(help="The archive to write.", metavar="FILE.tar")],
-    names: Names = None,
-) -> None:
-    """Write runs, tags or artifacts, with all they were made from, into one file for `store import`."""
-    with user_errors(), _progress("export", size=True) as progress:
-        from artifacts.archive import export
-
-        done = export(Store.open(), output, names or (), progress=progress)
-        typer.echo(f"{output}: {done.objects} objects, {_readable(done.bytes)}, {done.references} references")
-
-
-@store_app.command("import")
-def import_archive(
-    path: Annotated[Path, typer.Argument(help="An archive of `store export`.", metavar="FILE.tar")],
-) -> None:
-    """Add everything in an archive to the store; every object is checked on the way in."""
-    with user_errors(), _progress("import", size=True) as progress:
-        from artifacts.archive import import_
-
-        done = import_(Store.open(), path, progress=progress)
-        typer.echo(f"{done.objects} objects, {_readable(done.bytes)}, {done.references} references")
-
-
-@store_app.command()
-def push(url: Url, names: Names = None, as_json: Json = False) -> None:
-    """Copy runs, tags or artifacts, with all they were made from, to a store elsewhere.
-
-    What is there already is skipped, so that a push that was stopped goes on when it is given again.
-    """
-    _transfer("push", url, names, as_json)
-
-
-@store_app.command()
-def pull(url: Url, names: Names = None, as_json: Json = False) -> None:
-    """Copy runs, tags or artifacts, with all they were made from, from a store elsewhere to this one."""
-    _transfer("pull", url, names, as_json)
-
-
-def _transfer(direction: str, url: str, names: list[str] | None, as_json: bool) -> None:
-    with user_errors(), _progress(direction, size=True) as progress:
-        from artifacts import transfer
-        from artifacts.remote import RemoteStore
-
-        move = transfer.push if direction == "push" else transfer.pull
-        remote = RemoteStore.open(url, writable=direction == "push")
-        done = move(Store.open(), remote, names or (), progress=progress)
-        if as_json:
-            _print_json(asdict(done))
-        else:
-            typer.echo(
-                f"{direction}: copied {done.objects} objects ({_readable(done.bytes)}) and "
-                f"{done.references} references, {done.skipped} were there already"
-            )
-
-
-@contextmanager
-def _progress(title: str, *, size: bool = False) -> Iterator[Callable[[int, int, str], None]]:
-    """Shows what is done of a number of things, or with `size` of bytes, as MiB."""
-    log_to_terminal()
-    scale, unit = (1 << 20, ", MiB") if size else (1, "")
-    with show_progress() as report:
-
-        def progress(done: int, total: int, what: str) -> None:
-            report(f"{title}{unit}", done // scale, -(-total // scale), {})
-
-        yield progress
 
 
 def _ref_json(ref: Ref) -> dict[str, Any]:
     return {"kind": ref.kind, "digest": ref.digest}
-
-
-def _print_json(value: Any) -> None:
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=False, default=str))
-
-
-def _readable(size: float) -> str:
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if size < 1024 or unit == "GiB":
-            break
-        size /= 1024
-    return f"{size:,.0f} {unit}" if unit == "bytes" else f"{size:,.1f} {unit}"

@@ -2,8 +2,15 @@
 
 from riftco.config import LoraConfig
 from riftco.model.adam import Adam, AdamStepStats
-from riftco.model.loss import cross_entropy
+from riftco.model.loss import next_token_loss
 from riftco.model.snapshot import ModelSnapshot
 from riftco.model.transformer import DecoderOnlyTransformer
 
-__all__ = ["Adam", "AdamStepStats", "DecoderOnlyTransformer", "LoraConfig", "ModelSnapshot", "cross_entropy"]
+__all__ = [
+    "Adam",
+    "AdamStepStats",
+    "DecoderOnlyTransformer",
+    "LoraConfig",
+    "ModelSnapshot",
+    "next_token_loss",
+]

@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from kernels import adam_step
+
 
 @dataclass(frozen=True, slots=True)
 class AdamStepStats:
@@ -61,36 +63,34 @@ class Adam:
 
         ValueError, and nothing changed, when a gradient is missing or any new value is not finite.
         """
-        gradient = self._gradient()
-        norm = float(torch.linalg.vector_norm(gradient))
-        if not math.isfinite(norm):
-            raise ValueError(f"the gradient norm is {norm}; nothing was updated. Lower the learning rate")
-        clip = self.maximum_gradient_norm / norm if norm > self.maximum_gradient_norm else 1.0
+        gradients = self._gradients()
         beta1_power, beta2_power = self.beta1_power * self.beta1, self.beta2_power * self.beta2
-        gradient *= clip
-        m = self.first_moments.double().mul_(self.beta1).add_(gradient, alpha=1.0 - self.beta1)
-        v = self.second_moments.double().mul_(self.beta2).addcmul_(gradient, gradient, value=1.0 - self.beta2)
-        denominator = (v / (1.0 - beta2_power)).sqrt_().add_(self.epsilon)
-        update = (m / (1.0 - beta1_power)).div_(denominator).mul_(self.learning_rate)
-        values = torch.cat([p.flatten() for p in self.parameters.values()]).double().sub_(update).float()
-        first_moments, second_moments = m.float(), v.float()
-        if not all(bool(x.isfinite().all()) for x in (values, first_moments, second_moments)):
-            raise ValueError("an updated value is not finite; nothing was updated. Lower the learning rate")
-        for parameter, value in zip(self.parameters.values(), self._split(values), strict=True):
-            parameter.copy_(value.view_as(parameter))
-        self.first_moments, self.second_moments = first_moments, second_moments
+        norm, clip = adam_step(
+            list(self.parameters.values()),
+            gradients,
+            self._split(self.first_moments),
+            self._split(self.second_moments),
+            beta1_power=beta1_power,
+            beta2_power=beta2_power,
+            learning_rate=self.learning_rate,
+            beta1=self.beta1,
+            beta2=self.beta2,
+            epsilon=self.epsilon,
+            maximum_gradient_norm=self.maximum_gradient_norm,
+        )
         self.beta1_power, self.beta2_power = beta1_power, beta2_power
         self.step_count += 1
         self.zero_gradients()
         return AdamStepStats(self.step_count, norm, clip)
 
-    def _gradient(self) -> Tensor:
+    def _gradients(self) -> list[Tensor]:
         for name, parameter in self.parameters.items():
             if parameter.grad is None:
                 raise ValueError(f"{name} has no gradient; call backward before step")
-        return torch.cat([p.grad.flatten() for p in self.parameters.values() if p.grad is not None]).double()
+        return [p.grad for p in self.parameters.values() if p.grad is not None]
 
     def _split(self, flat: Tensor) -> tuple[Tensor, ...]:
+        """Views of a flat vector, one for each parameter."""
         return flat.split([p.numel() for p in self.parameters.values()])
 
 

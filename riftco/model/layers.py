@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from kernels import gelu
+
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """q, k, v `[B, H, T, d]` to the context `[B, H, T, d]`."""
 
@@ -102,7 +104,7 @@ class FeedForward(nn.Module):
         self.project = Linear(inner_width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.project(functional.gelu(self.expand(x)))
+        return self.project(gelu(self.expand(x)))
 
 
 class Block(nn.Module):

@@ -1,23 +1,23 @@
 """The training objective: mean cross-entropy of the next token."""
 
 from torch import Tensor
-from torch.nn import functional
 
-_IGNORED = -100  # torch's mark for positions that do not count
+from kernels import cross_entropy, linear_cross_entropy
+from riftco.model.transformer import DecoderOnlyTransformer
 
 
-def cross_entropy(logits: Tensor, targets: Tensor, mask: Tensor | None = None) -> Tensor:
+def next_token_loss(
+    model: DecoderOnlyTransformer, token_ids: Tensor, targets: Tensor, mask: Tensor | None = None
+) -> Tensor:
     """Mean over positions of -log softmax(logits)[target], a float32 scalar.
 
-    logits `[B, T, V]`, targets int64 `[B, T]`, mask bool `[B, T]` with the positions that count (all by
-    default). ValueError for a target outside the vocabulary or a mask that selects nothing.
+    token_ids and targets int64 `[B, T]`, mask bool `[B, T]` with the positions that count (all by default).
+    The logits of a head without an adapter never exist at once. ValueError for a target outside the
+    vocabulary or a mask that selects nothing.
     """
-    vocabulary_size = logits.shape[-1]
-    if mask is not None:
-        if not bool(mask.any()):
-            raise ValueError("no position is selected for the loss")
-        targets = targets.masked_fill(~mask, _IGNORED)
-    selected = targets if mask is None else targets[mask]
-    if int(selected.min()) < 0 or int(selected.max()) >= vocabulary_size:
-        raise ValueError(f"a target is outside the vocabulary of {vocabulary_size}")
-    return functional.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=_IGNORED)
+    if mask is not None and not bool(mask.any()):
+        raise ValueError("no position is selected for the loss")
+    head = model.language_model_head
+    if head.lora_a is not None:
+        return cross_entropy(model(token_ids), targets, mask=mask)
+    return linear_cross_entropy(model.hidden(token_ids), head.weight, head.bias, targets, mask=mask)

@@ -118,6 +118,10 @@ class DecoderOnlyTransformer(nn.Module):
 
     def forward(self, token_ids: Tensor | Sequence[int]) -> Tensor:
         """Logits `[B, T, V]` for int64 ids `[B, T]`; a flat sequence is one row. ValueError out of range."""
+        return self.language_model_head(self.hidden(token_ids))
+
+    def hidden(self, token_ids: Tensor | Sequence[int]) -> Tensor:
+        """What the head turns into logits, `[B, T, D]`, for the ids that `forward` takes."""
         ids = self._check(torch.as_tensor(token_ids, dtype=torch.int64, device=self.device))
         ids = ids[None] if ids.ndim == 1 else ids
         x = self.token_embedding(ids) + self.position_embedding.weight[: ids.shape[1]]
@@ -127,7 +131,7 @@ class DecoderOnlyTransformer(nn.Module):
                 x = checkpoint(block, x, attend, use_reentrant=False)
             else:
                 x = block(x, attend)
-        return self.language_model_head(self.final_norm(x))
+        return self.final_norm(x)
 
     @torch.no_grad()
     def decode(self, token_ids: Tensor | Sequence[int], cache: KvCache) -> Tensor:

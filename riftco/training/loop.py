@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from riftco.model import AdamStepStats, DecoderOnlyTransformer, cross_entropy
+from riftco.model import AdamStepStats, DecoderOnlyTransformer, next_token_loss
 from riftco.training.batches import BatchSource, TrainingBatch, at_least
 
 MetricSink = Callable[["TrainingMetric"], None]
@@ -140,9 +140,8 @@ def perplexity(loss: float) -> float:
 def _loss_shares(model: DecoderOnlyTransformer, batch: TrainingBatch) -> Iterator[Tensor]:
     """The shares of a batch's parts in its mean loss: their sum is the mean over all counted targets."""
     for part in batch.parts():
-        logits = model(part.inputs)
-        mask = None if part.mask is None else part.mask.to(logits.device)
-        loss = cross_entropy(logits, part.targets.to(logits.device), mask)
+        mask = None if part.mask is None else part.mask.to(model.device)
+        loss = next_token_loss(model, part.inputs, part.targets.to(model.device), mask)
         yield loss * (part.counted / batch.counted)
 
 

@@ -163,14 +163,14 @@ def _change_somewhere(chance: random.Random, root: dict[str, Any]) -> None:
         case 3:
             other = chance.choice(keys)
             node[key], node[other] = node[other], node[key]
-        case 4 if type(value) in (int, float):
+        case 4 if type(value) in (int, float) and abs(value) < 2**62:
             node[key] = value + chance.choice((1, -1, 1e-12, 0.0))
         case 5 if isinstance(value, str):
             node[key] = chance.choice(
                 (value.upper(), value[:-1], value + " ", "materialized", "paged", "flash")
             )
         case _:
-            node[key] = chance.choice(_VALUES)
+            node[key] = copy.deepcopy(chance.choice(_VALUES))  # another change may go into it
 
 
 def _member(chance: random.Random, kind: Kind, seed: bytes) -> bytes:

@@ -298,3 +298,44 @@ def test_an_archive_of_another_version_is_refused(archive, target, tmp_path):
 def test_a_file_that_is_absent_is_the_callers_error(target, tmp_path):
     with pytest.raises(FileNotFoundError):
         import_(target, tmp_path / "absent.tar")
+
+
+def test_a_damaged_reference_is_named_and_no_archive_written(tmp_path):
+    store = full_store(tmp_path / "source")
+    path = store.root / "refs" / "runs" / "demo" / "corpus"
+    path.chmod(0o644)
+    path.write_bytes(b"{")
+    for names in ((), ("demo",)):
+        with pytest.raises(StoreError, match="runs/demo/corpus is damaged") as caught:
+            export(store, tmp_path / "store.tar", names)
+        assert caught.value.code == "damaged-reference"
+    assert not (tmp_path / "store.tar").exists()
+
+
+def test_a_dry_import_writes_nothing_and_says_what_the_import_then_does(source, archive, target, tmp_path):
+    (tmp_path / "store.tar").write_bytes(archive)
+    finish(target, "demo", "corpus", {"inputs": {}, "config": 2}, target.put_bytes("text", b"mine"))
+    before = contents(target.root)
+    planned = import_(target, tmp_path / "store.tar", dry_run=True)
+    assert contents(target.root) == before
+    assert planned.replaced == ["demo/corpus"]
+    assert set(planned.copied) == {*source.digests(), *source.reference_names()}
+    done = import_(target, tmp_path / "store.tar")
+    assert (done, done.copied, done.replaced) == (planned, planned.copied, planned.replaced)
+
+
+def test_a_dry_import_reads_all_of_the_archive(archive, target, tmp_path):
+    path = tmp_path / "bad.tar"
+    path.write_bytes(archive[:-1] + b"x")
+    with pytest.raises(ArtifactError) as caught:
+        import_(target, path, dry_run=True)
+    assert caught.value.code == "archive"
+
+
+def test_an_import_gives_tags_that_moved_apart_their_meaning_by_force(archive, target, tmp_path):
+    (tmp_path / "store.tar").write_bytes(archive)
+    target.set_tag("best", target.put_bytes("text", b"mine"), after=None)
+    with pytest.raises(StoreError, match=r"best.*--force"):
+        import_(target, tmp_path / "store.tar")
+    import_(target, tmp_path / "store.tar", force=True)
+    assert target.resolve("best").kind == "bundle"

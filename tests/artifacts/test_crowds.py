@@ -104,7 +104,8 @@ def write(root: Path, name: str, end: float, say: Say) -> None:
     while time.monotonic() < end:
         result = store.put_bytes("data", b"content %d" % chance.randrange(60))
         recipe = {"base": {"kind": last.kind, "digest": last.digest}} if last else {}
-        key = step_key("train", 1, {"made": result.digest} | recipe)
+        recipe |= {"made": result.digest}
+        key = step_key("train", 1, recipe)
         record = store.remember(key, StepRecord("train", 1, recipe, {"data": result}, 1.5))
         run = f"{name}-{chance.randrange(4)}"
         store.name_run(run, "train", key, record)

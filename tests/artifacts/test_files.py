@@ -154,3 +154,20 @@ def test_folders_are_made_where_the_path_is_relative(tmp_path, monkeypatch):
     assert write_atomic("file", b"x", sync=True).read_bytes() == b"x"
     make_folder(tmp_path / "a" / "b", sync=True)
     assert (tmp_path / "a" / "b").is_dir()
+
+
+def test_a_symbolic_link_to_a_file_is_written_through(tmp_path):
+    (tmp_path / "real").write_bytes(b"old")
+    (tmp_path / "link").symlink_to("real")
+    assert write_atomic(tmp_path / "link", b"new") == tmp_path / "link"
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real").read_bytes() == b"new"
+
+
+def test_what_is_no_file_is_not_replaced(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    for name in ("pipe", "link"):
+        with pytest.raises(FileExistsError, match="pipe"):
+            write_atomic(tmp_path / name, b"x")
+    assert (tmp_path / "pipe").is_fifo()

@@ -6,7 +6,9 @@ import pytest
 
 from artifacts import StepRecord, Store, step_key
 from artifacts.fsck import check_store
+from artifacts.records import encode_ref, seal, unseal
 from tests.artifacts.bundles import small_bundle
+from tests.artifacts.checkpoints import small_checkpoint
 
 KEY = step_key("train", 1, {})
 
@@ -89,3 +91,33 @@ def test_progress_counts_the_bytes_hashed(store):
     )
     assert seen[-1] == (checked.size, checked.size, "bytes")
     assert len(seen) == checked.objects
+
+
+def test_an_artifact_under_the_id_of_another_is_found_by_reading_its_manifest(store):
+    other = small_bundle(5)
+    name = f"artifacts/{other.artifact_id}"
+    os.link(store.root / "refs" / "artifacts" / small_bundle().artifact_id, store.root / "refs" / name)
+    assert found(store) == set()
+    assert found(store, full=True) == {("damaged-reference", name)}
+
+
+def test_an_artifact_that_is_no_bundle_is_found(store):
+    ref = store.put_bytes("bundle", b"no bundle")
+    name = f"artifacts/{'a' * 64}"
+    store.references.create(name, encode_ref(ref, 9))
+    assert found(store, full=True) == {("damaged-reference", name)}
+
+
+def test_a_checkpoint_is_known_by_its_id(store):
+    store.put_checkpoint(small_checkpoint())
+    assert found(store, full=True) == set()
+    name = f"artifacts/{'a' * 64}"
+    os.link(store.root / "refs" / "artifacts" / small_checkpoint().checkpoint_id, store.root / "refs" / name)
+    assert found(store, full=True) == {("damaged-reference", name)}
+
+
+def test_a_record_whose_recipe_has_another_key_is_found_and_not_recalled(store):
+    content = unseal(store.read_reference(f"steps/{KEY}") or b"")
+    store.references.replace(f"steps/{KEY}", seal(content | {"recipe": {"rate": 1}}))
+    assert found(store) == {("damaged-reference", f"steps/{KEY}")}
+    assert store.recall(KEY) is None

@@ -135,3 +135,65 @@ def test_an_object_needs_no_reference_between_put_and_remember(store):
     assert check_store(store, full=True).problems == []
     with pytest.raises(StoreError, match="missing"):
         store.remember(key, replace(record, results={"text": Ref("text", "0" * 64)}))
+
+
+@pytest.mark.parametrize("unnamed", [False, True])
+@pytest.mark.parametrize("kind", ["steps", "artifacts", "runs", "tags"])
+def test_any_damaged_reference_stops_a_collection_before_it_removes_anything(store, kind, unnamed):
+    raw = store.put_bytes("source", b"raw")
+    key, record = made(store, "read", b"result", raw)
+    store.name_run("demo", "read", key, record)
+    store.set_tag("best", record.results["text"], after=None)
+    store.put_bundle(small_bundle())
+    store.put_bytes("text", b"loose")
+    name = next(name for name in store.reference_names() if name.startswith(kind))
+    path = store.root / "refs" / name
+    path.chmod(0o644)
+    path.write_bytes(path.read_bytes()[:-9] + b'f"}')
+    before = (store.reference_names(), store.digests())
+    with pytest.raises(StoreError, match=f"{name} is damaged") as caught:
+        collect(store, unnamed=unnamed)
+    assert caught.value.code == "damaged-reference"
+    assert (store.reference_names(), store.digests()) == before
+
+
+def test_only_files_of_ours_are_deleted(store, tmp_path):
+    outside = tmp_path / "outside"
+    outside.write_text("mine")
+    (store.root / "tmp" / "folder").mkdir(parents=True)
+    (store.root / "tmp" / "link").symlink_to(outside)
+    for name in ("0001-01-01", "notes", "1999-99-99", "0000-first"):
+        (store.root / "quarantine" / name).mkdir(parents=True)
+    (store.root / "quarantine" / "0002-02-02").write_text("a file")
+    (store.root / "quarantine" / "0003-03-03").symlink_to(tmp_path)
+    done = collect(store)
+    assert done.temporary == []
+    assert [path.name for path in done.purged] == ["0001-01-01"]
+    assert sorted(os.listdir(store.root / "tmp")) == ["folder", "link"]
+    assert outside.read_text() == "mine"
+    assert len(os.listdir(store.root / "quarantine")) == 5
+
+
+def test_without_days_to_keep_what_is_collected_goes_for_good(store):
+    one = store.put_bytes("text", b"one")
+    (folder,) = collect(store, keep_days=0).purged
+    assert folder.name == datetime.now(UTC).date().isoformat()
+    with pytest.raises(StoreError, match="missing"):
+        store.read_bytes(one)
+
+
+@pytest.mark.parametrize("days", [-1, 36_501, 10**12])
+def test_days_to_keep_are_bounded(store, days):
+    with pytest.raises(ValueError, match=str(days)):
+        collect(store, keep_days=days)
+    assert collect(store, keep_days=36_500).purged == []
+
+
+def test_an_object_in_a_wrong_place_is_left_to_fsck(store):
+    digest = store.put_bytes("text", b"one").digest
+    wrong = store.root / "objects" / "sha256" / "zz" / digest
+    wrong.parent.mkdir()
+    store.objects.path(digest).rename(wrong)
+    assert store.digests() == []
+    assert collect(store).objects == []
+    assert [problem.code for problem in check_store(store).problems] == ["stray"]

@@ -137,3 +137,55 @@ def test_fewer_than_six_digits_are_not_looked_up(demo, bundle):
 def test_a_stage_without_results_is_unknown(store):
     finish(store, "demo", "empty")
     unknown(store, "demo/empty")
+
+
+def test_a_tag_goes_before_a_run_of_the_same_name_everywhere(demo):
+    text = demo.resolve("demo/corpus")
+    assert demo.run_called("demo") == demo.run_called("runs/demo") == "demo"
+    assert len(demo.objects_of("demo")) == 4
+    demo.set_tag("demo", text, after=None)
+    assert demo.resolve("demo") == text
+    assert demo.objects_of("demo") == demo.objects_of("tags/demo") == [text]
+    assert demo.run_called("demo") is None
+    assert demo.run_called("runs/demo") == "demo"
+    assert "tags/demo" in demo.select(["demo"])
+    assert not any(name.startswith("runs/") for name in demo.select(["demo"]))
+    assert {name for name in demo.select(["runs/demo"]) if name.startswith("runs/")} == {
+        "runs/demo/corpus",
+        "runs/demo/pretrain",
+    }
+
+
+def test_a_run_is_not_an_object_even_if_its_only_stage_is_called_like_it(store):
+    finish(store, "demo", "demo", text=store.put_bytes("text", b"x"))
+    unknown(store, "demo")
+    assert store.run_called("demo") == "demo"
+    assert store.read_bytes(store.resolve("demo/demo")) == b"x"
+
+
+def test_a_selection_takes_every_name_that_resolves(demo, bundle):
+    ref = demo.resolve("demo/pretrain")
+    artifact = f"artifacts/{bundle.artifact_id}"
+    for text in ("demo/pretrain/metrics", bundle.artifact_id[:8], ref.digest, ref.digest[:8].upper()):
+        chosen = demo.select([text])
+        assert artifact in chosen
+        assert any(name.startswith("steps/") for name in chosen)
+        assert ("runs/demo/pretrain" in chosen) == ("/" in text)
+
+
+def test_all_objects_of_a_stage_are_meant_the_main_one_first(demo, bundle):
+    found = demo.objects_of("demo/pretrain")
+    assert [ref.kind for ref in found] == ["bundle", "metrics"]
+    assert demo.objects_of("demo/pretrain/metrics") == found[1:]
+    assert demo.objects_of(bundle.artifact_id[:8]) == found[:1]
+
+
+@pytest.mark.parametrize("text", ["demo", "demo/corpus", "demo/corpus/train", "runs/demo/corpus"])
+def test_a_damaged_stage_is_named_and_never_overlooked(demo, text):
+    path = demo.root / "refs" / "runs" / "demo" / "corpus"
+    path.chmod(0o644)
+    path.write_bytes(b"{")
+    with pytest.raises(StoreError, match=r"runs/demo/corpus is damaged.*again") as caught:
+        demo.objects_of(text)
+    assert caught.value.code == "damaged-reference"
+    assert demo.resolve("demo/pretrain").kind == "bundle"

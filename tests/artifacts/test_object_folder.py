@@ -119,3 +119,12 @@ def test_digests_are_found_by_their_beginning(objects):
     for prefix in (digests[0][:1], digests[0][:2], digests[0][:9], digests[0]):
         assert sorted(objects.digests(prefix)) == [digest for digest in digests if digest.startswith(prefix)]
     assert list(objects.digests("f" * 64)) == []
+
+
+def test_only_files_at_their_place_are_objects(objects, tmp_path):
+    digest = objects.put([b"abc"], 3)
+    shard = tmp_path / "objects" / "sha256" / "ab"
+    (shard / ("ab" + "0" * 62)).mkdir(parents=True)
+    (shard / ("ab" + "1" * 62)).symlink_to(objects.path(digest))
+    (shard / ("cd" + "0" * 62)).write_text("in another's place")
+    assert list(objects.digests()) == [digest]

@@ -2,6 +2,7 @@
 
 import errno
 import os
+from pathlib import Path
 
 import pytest
 
@@ -51,7 +52,17 @@ def test_a_full_disk_leaves_the_old_reference(references, monkeypatch, write):
     assert references.read("runs/demo/train") == b"old"
 
 
-def test_an_unreadable_reference_is_a_store_error(references, tmp_path):
-    (tmp_path / "refs" / "steps" / "a").mkdir(parents=True)
+def test_an_unreadable_reference_is_a_store_error(references, monkeypatch):
+    references.create("steps/a", b"x")
+
+    def broken(path):
+        raise OSError(errno.EIO, "input/output error")
+
+    monkeypatch.setattr(Path, "read_bytes", broken)
     with pytest.raises(StoreError, match="cannot be read"):
         references.read("steps/a")
+
+
+def test_a_folder_in_the_place_of_a_reference_has_no_bytes(references, tmp_path):
+    (tmp_path / "refs" / "steps" / "a").mkdir(parents=True)
+    assert references.read("steps/a") == b""

@@ -231,7 +231,18 @@ def test_of_two_writers_in_a_race_one_wins(url, kind):
 
 
 @pytest.mark.parametrize(
-    "url", ["", "s3", "s3://", "s3:///", "ftp://host/x", "/some/folder", "file://", "http://bucket/x"]
+    "url",
+    [
+        "",
+        "s3",
+        "s3://",
+        "s3:///",
+        "ftp://host/x",
+        "/folder",
+        "file://",
+        "http://bucket/x",
+        "file://~nobody-x/y",
+    ],
 )
 def test_a_url_that_names_no_remote_store_is_refused(url):
     with pytest.raises(StoreError, match="s3://bucket/folder") as caught:

@@ -67,6 +67,13 @@ def test_an_impossible_bucket_is_a_bad_url(remote):
     assert refusal("s3://no bucket/x").code == "bad-url"
 
 
+def test_an_endpoint_that_is_no_url_is_named(monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "not a url")
+    error = refusal("s3://bucket/x")
+    assert error.code == "bad-url"
+    assert "AWS_ENDPOINT_URL" in str(error)
+
+
 def test_a_server_that_is_not_there_is_tried_again_and_called_unreachable():
     pauses: list[float] = []
     with socket.socket() as taken:  # bound, but nobody listens
@@ -111,7 +118,7 @@ def test_a_server_that_ignores_conditions_does_not_become_a_store(remote, proxy,
     server.wipe()
     proxy.dropped = frozenset({"If-Match"})
     assert refusal("s3://bucket", writable=True).code == "no-conditional-writes"
-    assert "STORE.json" not in server.contents()
+    assert server.contents() == {}  # what it was tried on is gone too
 
 
 def test_an_upload_carries_its_checksum(remote, proxy, source):

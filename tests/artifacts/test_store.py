@@ -243,3 +243,9 @@ def test_a_moved_store_works_and_knows_where_it_is(store, tmp_path):
 def test_a_store_can_be_sent_to_another_process(store):
     ref = store.put_bytes("text", b"x")
     assert pickle.loads(pickle.dumps(store)).read_bytes(ref) == b"x"
+
+
+def test_a_record_is_only_kept_under_the_key_of_its_recipe(store):
+    with pytest.raises(ValueError, match="step key"):
+        store.remember(step_key("train", 1, {"rate": 1}), record_of(store))
+    assert store.steps() == {}

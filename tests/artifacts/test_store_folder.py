@@ -99,3 +99,40 @@ def test_a_store_whose_making_was_interrupted_is_finished(tmp_path):
 def test_the_home_folder_may_be_abbreviated(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert Store.open("~/store").root == Path(tmp_path, "store")
+
+
+def test_looking_makes_no_store(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RIFTCO_STORE", "absent")
+    with pytest.raises(StoreError, match=r"absent.*RIFTCO_STORE") as caught:
+        Store.open(create=False)
+    assert caught.value.code == "not-a-store"
+    assert Store.preview().reference_names() == []
+    assert os.listdir(tmp_path) == []
+    (tmp_path / "absent").mkdir()
+    with pytest.raises(StoreError, match="no store"):
+        Store.open(create=False)
+    assert Store.preview().digests() == []
+    assert os.listdir(tmp_path / "absent") == []
+    store = Store.open()
+    store.put_bytes("text", b"x")
+    assert Store.open(create=False).digests() == Store.preview().digests() == store.digests()
+
+
+@pytest.mark.parametrize("look", [Store.preview, lambda root: Store.open(root, create=False)])
+def test_looking_at_something_else_is_refused(tmp_path, look):
+    (tmp_path / "thesis.txt").write_text("mine")
+    for path in (tmp_path, tmp_path / "thesis.txt"):
+        with pytest.raises(StoreError) as caught:
+            look(path)
+        assert caught.value.code == "not-a-store"
+    (tmp_path / "STORE.json").write_text('{"format":"riftco-store","hash":"sha256","version":2}')
+    with pytest.raises(StoreError) as caught:
+        look(tmp_path)
+    assert caught.value.code == "newer-store"
+
+
+def test_the_home_of_nobody_is_refused():
+    with pytest.raises(StoreError, match="nobody-of-this-name") as caught:
+        Store.open("~nobody-of-this-name/store")
+    assert caught.value.code == "not-a-store"

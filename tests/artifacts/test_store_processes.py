@@ -240,7 +240,7 @@ def test_a_full_disk_is_an_error_that_leaves_nothing_half_written(tmp_path):
 def test_a_read_only_store_is_read_and_refuses_to_be_written(tmp_path):
     output = on_own_disk(
         """
-        from artifacts import StepRecord, Store, StoreError
+        from artifacts import StepRecord, Store, StoreError, step_key
         store = Store.open(disk)
         ref = store.put_bytes("text", b"kept")
         record = StepRecord("train", 1, {}, {"text": ref}, 0.0)
@@ -250,7 +250,7 @@ def test_a_read_only_store_is_read_and_refuses_to_be_written(tmp_path):
         print(store.read_bytes(store.resolve("demo/train")))
         for write in (
             lambda: store.put_bytes("text", b"new"),
-            lambda: store.remember("0" * 64, record),
+            lambda: store.remember(step_key("train", 1, {}), record),
             lambda: store.name_run("demo", "other", "0" * 64, record),
             lambda: Store.open(disk + "/new"),
         ):

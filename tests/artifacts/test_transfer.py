@@ -11,6 +11,7 @@ from artifacts import Ref, Store, StoreError
 from artifacts.records import seal
 from artifacts.remote import RemoteStore
 from artifacts.transfer import Transferred, pull, push
+from tests.artifacts.bundles import small_bundle
 from tests.artifacts.remote_stores import contents, finish, full_store
 
 
@@ -153,11 +154,35 @@ def test_a_missing_local_object_is_named_unless_it_is_there_already(source, remo
     push(source, remote)
 
 
-def test_a_damaged_local_reference_counts_as_absent(source, remote):
-    damage(source.root / "refs" / "runs" / "demo" / "corpus")
+def references_of(source: Store) -> list[str]:
+    """One of each kind."""
+    return [next(n for n in source.reference_names() if n.startswith(k)) for k in ("a", "s", "r", "t")]
+
+
+@pytest.mark.parametrize("kind", range(4))
+def test_a_damaged_local_reference_is_named_and_nothing_is_pushed(source, remote, kind):
+    name = references_of(source)[kind]
+    damage(source.root / "refs" / name)
+    with pytest.raises(StoreError, match=f"{name} is damaged.*again.*delete") as caught:
+        push(source, remote)
+    assert caught.value.code == "damaged-reference"
+    assert there(remote) == {}
+
+
+def test_a_damaged_reference_stops_what_it_may_belong_to_and_nothing_else(source, remote, target):
     push(source, remote)
-    assert "refs/runs/demo/corpus" not in there(remote)
-    assert "refs/runs/demo/pretrain" in there(remote)
+    name = "runs/demo/corpus"
+    damage(source.root / "refs" / name)
+    remote.replace_reference(name, b"{")
+    push(source, remote, ["demo/pretrain"])
+    pull(target, remote, ["demo/pretrain"])
+    assert code_of(push, source, remote, ["demo"]) == "damaged-reference"
+    assert code_of(pull, target, remote, ["demo"]) == "damaged-reference"
+    step = references_of(source)[1]
+    damage(source.root / "refs" / step)
+    remote.replace_reference(step, b"{")
+    assert code_of(push, source, remote, ["demo/pretrain"]) == "damaged-reference"
+    assert code_of(pull, target, remote, ["demo/pretrain"]) == "damaged-reference"
 
 
 def test_a_damaged_local_object_is_repaired_by_a_pull(source, remote, target):
@@ -198,7 +223,7 @@ def test_a_damaged_remote_reference_is_named_and_mended_by_a_push(source, remote
     push(source, remote)
     for name in source.reference_names():
         remote.replace_reference(name, data)
-        with pytest.raises(StoreError, match=f"{name} at {remote.url}.*push it again") as caught:
+        with pytest.raises(StoreError, match=f"{remote.url}: reference {name}.*push it again") as caught:
             pull(target, remote)
         assert caught.value.code == "damaged-reference"
         assert contents(target.root) == {}
@@ -208,10 +233,10 @@ def test_a_damaged_remote_reference_is_named_and_mended_by_a_push(source, remote
 
 @pytest.mark.parametrize("size", [-1, True, 1.5, "1", None, 10**30])
 def test_a_reference_with_an_absurd_size_is_refused(source, remote, target, size):
-    ref = source.put_bytes("text", b"named by nothing else")
+    ref = source.put_bytes("bundle", b"named by nothing else")
     push(source, remote)
     remote.put_object(ref.digest, source.path(ref))
-    data = seal({"kind": "text", "digest": ref.digest, "size": size})
+    data = seal({"kind": "bundle", "digest": ref.digest, "size": size})
     remote.replace_reference(f"artifacts/{'a' * 64}", data)
     assert code_of(pull, target, remote) == ("damaged" if size == 10**30 else "damaged-reference")
     assert target.reference_names() == []
@@ -279,6 +304,101 @@ def test_a_tag_that_moved_apart_is_refused_and_both_are_named(source, remote, ta
     assert source.resolve("best") == ours
 
 
+def test_the_pushing_store_decides_by_force_and_everybody_follows(source, remote, target, tmp_path):
+    push(source, remote)
+    pull(target, remote)
+    follower = Store.open(tmp_path / "follower", durability="none")
+    ours = moved(source, b"ours")
+    moved(target, b"theirs")
+    moved(target, b"theirs again")
+    push(target, remote)
+    pull(follower, remote)
+    assert code_of(push, source, remote) == "tag-diverged"
+    push(source, remote, force=True)
+    for store in (target, follower):
+        pull(store, remote)
+        assert store.resolve("best") == ours
+    newest = moved(source, b"and on")
+    push(source, remote)
+    pull(target, remote)
+    assert target.resolve("best") == newest
+
+
+def test_a_pulling_store_gives_way_by_force_and_both_go_on(source, remote, target):
+    push(source, remote)
+    pull(target, remote)
+    moved(source, b"ours")
+    moved(source, b"ours again")
+    theirs = moved(target, b"theirs")
+    push(target, remote)
+    assert code_of(pull, source, remote) == "tag-diverged"
+    pull(source, remote, force=True)
+    assert source.tag("best") == target.tag("best")
+    assert source.resolve("best") == theirs
+    newest = moved(target, b"and on")
+    push(target, remote)
+    pull(source, remote)
+    assert source.resolve("best") == newest
+
+
+def test_force_does_not_move_a_tag_back_that_only_moved_on(source, remote, target):
+    push(source, remote)
+    pull(target, remote)
+    new = moved(source, b"better")
+    pull(source, remote, force=True)
+    assert source.resolve("best") == new
+    push(source, remote)
+    push(target, remote, force=True)
+    pull(target, remote)
+    assert target.resolve("best") == new
+
+
+def test_a_damaged_local_tag_is_mended_by_a_pull_with_force(source, remote):
+    push(source, remote)
+    before = source.tag("best")
+    damage(source.root / "refs" / "tags" / "best")
+    assert code_of(pull, source, remote) == "damaged-reference"
+    pull(source, remote, force=True)
+    assert source.tag("best") == before
+
+
+def test_a_tag_moved_several_times_here_does_not_overwrite_a_move_there(source, remote, target):
+    push(source, remote)
+    pull(target, remote)
+    moved(target, b"theirs")
+    push(target, remote)
+    for data in (b"ours", b"ours 2", b"ours 3"):
+        moved(source, data)
+    standing = remote.read_reference("tags/best")
+    assert code_of(push, source, remote) == "tag-diverged"
+    assert remote.read_reference("tags/best") == standing
+
+
+def test_a_dry_pull_writes_nothing_and_says_what_the_pull_then_does(source, remote, target):
+    push(source, remote)
+    finish(target, "demo", "corpus", {"inputs": {}, "config": 1}, target.put_bytes("text", b"mine"))
+    before = contents(target.root)
+    planned = pull(target, remote, dry_run=True)
+    assert contents(target.root) == before
+    assert planned.replaced == ["demo/corpus"]
+    assert set(planned.copied) == {*source.digests(), *source.reference_names()}
+    done = pull(target, remote)
+    assert (done, done.copied, done.replaced) == (planned, planned.copied, planned.replaced)
+    again = pull(target, remote, dry_run=True)
+    assert (again.objects, again.references, again.copied, again.replaced) == (0, 0, [], [])
+
+
+def test_an_artifact_is_only_adopted_under_its_own_id(source, remote, target):
+    other = small_bundle(7)
+    ref = source.put_bundle(other)
+    push(source, remote)
+    wrong = f"artifacts/{small_bundle(8).artifact_id}"
+    remote.replace_reference(wrong, remote.read_reference(f"artifacts/{other.artifact_id}") or b"")
+    with pytest.raises(StoreError, match=f"{wrong} names object {ref.digest}, which is {other.artifact_id}"):
+        pull(target, remote)
+    assert wrong not in target.reference_names()
+
+
 def test_a_tag_moved_by_somebody_else_in_between_is_looked_at_again(source, remote, target, monkeypatch):
     push(source, remote)
     pull(target, remote)
@@ -318,7 +438,9 @@ def test_references_are_written_after_their_objects(source, remote, target, monk
     give = target.adopt_reference
     monkeypatch.setattr(target, "adopt_object", lambda *rest: (order.append("object"), adopt(*rest)))
     monkeypatch.setattr(
-        target, "adopt_reference", lambda name, data: (order.append(name.partition("/")[0]), give(name, data))
+        target,
+        "adopt_reference",
+        lambda name, data, **options: (order.append(name.partition("/")[0]), give(name, data, **options)),
     )
     pull(target, remote)
     assert order == sorted(order, key=kinds.index)

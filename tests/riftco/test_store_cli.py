@@ -3,12 +3,16 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
-from artifacts import Ref, StepRecord, Store, step_key
+from artifacts import ModelConfig, Ref, StepRecord, Store, step_key
 from riftco.cli import app
 from tests.artifacts.bundles import small_bundle
+from tests.artifacts.checkpoints import small_checkpoint
+
+WIDE = {"feed_forward_width": 2}
 
 
 @pytest.fixture
@@ -99,8 +103,8 @@ def test_a_tag_is_set_shown_moved_and_removed(store):
     assert store.resolve("best").digest in riftco("store", "tag", "best").output
     assert "means" in riftco("store", "tag", "best", text.digest, "--expect", "none", code=2).stderr
     moved = parsed("store", "tag", "best", text.digest, "--expect", "demo/train")
-    assert moved["after"] == text.digest[:12]
-    riftco("store", "tag", "best", "--remove")
+    assert moved["after"] == text.digest
+    assert parsed("store", "tag", "best", "--remove")["after"] is None
     assert parsed("store", "tag") == {}
     assert "no tag is called" in riftco("store", "tag", "best", code=2).stderr
 
@@ -154,7 +158,11 @@ def test_why_names_the_field_that_changed(store):
     assert "config.steps: 5 -> 6\n" in output
     assert "corpus.digest: " in output
     assert len(output.splitlines()) == 2
-    assert ["config.steps", 5, 6] in parsed("why", "demo/train")["changes"]
+    changed = parsed("why", "demo/train")["changes"]
+    assert {"field": "config.steps", "before": 5, "after": 6} in changed
+    (store.root / "refs" / "steps" / parsed("why", "demo/train")["previous"]).unlink()
+    assert parsed("why", "demo/train")["changes"] is None
+    assert "no longer in the store" in riftco("why", "demo/train").output
     assert "demo/train" in riftco("why", "demo/tain", code=2).stderr
 
 
@@ -170,3 +178,195 @@ def test_diff_measures_tensors_and_lists_fields(store, tmp_path):
 @pytest.mark.parametrize("command", ["ls", "show", "verify", "gc", "fsck", "push", "pull", "tag", "export"])
 def test_every_command_explains_itself(command):
     assert "Usage" in riftco("store", command, "--help").output
+
+
+def test_a_value_that_one_recipe_lacks_is_left_out_of_its_side(store):
+    text = store.put_bytes("text", b"once upon a time")
+    recipe = {"corpus": {"kind": "text", "digest": text.digest}, "seed": None}
+    key = step_key("train", 1, recipe)
+    record = StepRecord("train", 1, recipe, {"text": text}, 1.0)
+    store.name_run("demo", "train", key, store.remember(key, record))
+    assert parsed("why", "demo/train")["changes"] == [
+        {"field": "config", "before": {"steps": 5}},
+        {"field": "seed", "after": None},
+    ]
+    assert "seed: (absent) -> null" in riftco("why", "demo/train").output
+
+
+def test_tensors_of_other_shapes_and_from_zero_are_said_in_words_and_null(store, tmp_path):
+    first, other = small_bundle(1), small_bundle(2)
+    zero = small_bundle(1, weights=np.zeros_like(first.weights))
+    wide = ModelConfig(**{name: getattr(first.config, name) for name in first.config.__slots__} | WIDE)
+    specs = wide.parameter_specs()
+    weights = np.zeros(sum(spec.count for spec in specs), np.float32)
+    paths = [
+        zero.save(tmp_path / "zero.rift"),
+        other.save(tmp_path / "other.rift"),
+        small_bundle(1, config=wide, parameters=specs, weights=weights).save(tmp_path / "wide.rift"),
+    ]
+    difference = json.loads(riftco("diff", *paths[:2], "--json").stdout, parse_constant=pytest.fail)
+    assert {tensor["relative"] for tensor in difference["tensors"].values()} == {None}
+    assert "from zero" in riftco("diff", *paths[:2]).output
+    difference = json.loads(riftco("diff", *paths[1:], "--json").stdout, parse_constant=pytest.fail)
+    assert None in {tensor["norm"] for tensor in difference["tensors"].values()}
+    assert "other shape" in riftco("diff", *paths[1:]).output
+
+
+def spoil(store: Store, name: str) -> None:
+    path = store.root / "refs" / name
+    path.chmod(0o644)
+    path.write_bytes(b"{")
+
+
+def test_verify_checks_every_name_and_reports_each(store):
+    spoil(store, "runs/demo/train")
+    good = next(ref for ref in store.artifacts().values()).digest
+    result = riftco("store", "verify", "demo", "nobody", good, code=2)
+    assert f"{good}: 1 intact" in result.stdout
+    assert "runs/demo/train is damaged" in result.stderr
+    assert "nobody" in result.stderr
+    said = parsed("store", "verify", "demo", "nobody", good, code=2)
+    assert said[good] == {"intact": 1}
+    assert (said["demo"]["error"], said["nobody"]["error"]) == ("damaged-reference", "unknown")
+    result = riftco("verify", "demo", good, code=2)
+    assert f"{good}: 1 intact" in result.stdout
+    assert "runs/demo/train is damaged" in result.stderr
+
+
+def test_verify_of_what_has_nothing_to_check_is_an_error(store):
+    key = step_key("idle", 1, {})
+    store.name_run("empty", "idle", key, store.remember(key, StepRecord("idle", 1, {}, {}, 0.0)))
+    assert "empty" in riftco("store", "verify", "empty", code=2).stderr
+
+
+def test_verify_reads_bundles_and_checkpoints(store, tmp_path):
+    for kind in ("bundle", "checkpoint"):
+        store.set_tag(kind, store.put_bytes(kind, b"hashes to its name"), after=None)
+        store.remember(
+            step_key(kind, 1, {}), StepRecord(kind, 1, {}, {"x": store.put_bytes(kind, b"no")}, 0.0)
+        )
+        riftco("store", "verify", kind, code=2)
+    path = small_checkpoint().save(tmp_path / "x.riftckpt")
+    digest = riftco("store", "put", path).output.strip()
+    assert store.load_checkpoint(store.resolve(small_checkpoint().checkpoint_id)) == small_checkpoint()
+    assert parsed("store", "verify", digest) == {digest: {"intact": 1}}
+    for suffix in ("x.rift", "x.riftckpt"):
+        assert "--kind" in riftco("store", "put", tmp_path / suffix, "--kind", "text", code=2).stderr
+
+
+def test_a_damaged_or_stray_tag_blocks_nobody_and_is_mended_by_force(store):
+    store.set_tag("bad", store.resolve("demo/train"), after=None)
+    spoil(store, "tags/bad")
+    (store.root / "refs" / "tags" / "no name~").write_text("x")
+    riftco("store", "show", "demo/train")
+    riftco("store", "tag", "best", "demo/train")
+    listed = riftco("store", "ls", code=2)
+    assert "demo/train/bundle" in listed.stdout
+    assert "tags/bad" in listed.stderr
+    assert parsed("store", "ls", code=2)["damaged"] == ["tags/bad"]
+    for name in (("bad",), ("bad", "demo/train"), ("bad", "--remove")):
+        assert "tags/bad" in riftco("store", "tag", *name, code=2).stderr
+    riftco("store", "tag", "bad", "demo/train", "--force")
+    assert store.tags().keys() == {"bad", "best"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (("--remove",), "name of a tag"),
+        (("absent", "--remove"), "no tag is called 'absent'"),
+        (("best", "demo/train", "--remove"), "one of both"),
+        (("best", "demo/train", "--expect", ""), "--expect ''"),
+        (("best", "--expect", "none"), "--expect"),
+    ],
+)
+def test_contradictory_arguments_of_a_tag_are_refused(store, arguments, word):
+    store.set_tag("best", store.resolve("demo/train"), after=None)
+    before = store.tag("best")
+    assert word in riftco("store", "tag", *arguments, code=2).stderr
+    assert store.tag("best") == before
+
+
+LOOKING = [
+    ("store", "ls"),
+    ("store", "show", "demo"),
+    ("store", "verify", "demo"),
+    ("store", "fsck"),
+    ("store", "gc"),
+    ("store", "forget", "demo"),
+    ("store", "tag"),
+    ("store", "tag", "best", "demo"),
+    ("store", "get", "demo", "file"),
+    ("store", "export", "file"),
+    ("store", "push", "memory://nowhere"),
+    ("lineage", "demo"),
+    ("why", "demo/train"),
+    ("diff", "demo/train", "demo/train"),
+    ("show",),
+    ("verify", "demo"),
+    ("generate", "demo/train", "x"),
+]
+
+
+@pytest.mark.parametrize("command", LOOKING, ids=lambda command: "-".join(command[:3]))
+def test_commands_that_look_make_no_store(tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RIFTCO_STORE", str(tmp_path / "absent"))
+    message = riftco(*command, code=2).stderr
+    assert str(tmp_path / "absent") in message
+    assert "RIFTCO_STORE" in message
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_pull_says_what_it_would_replace_and_makes_nothing(store, tmp_path, monkeypatch):
+    url = f"file://{tmp_path}/remote"
+    riftco("store", "push", url)
+    train(store, small_bundle(2), store.put_bytes("text", b"other"), steps=7)
+    output = riftco("store", "pull", url, "--dry-run").output
+    assert "demo/train would be replaced" in output
+    assert "runs/demo/train\n" in output
+    assert parsed("store", "pull", url, "-n")["replaced"] == ["demo/train"]
+    assert store.load_bundle(store.resolve("demo/train")) == small_bundle(2)
+    assert "demo/train was replaced" in riftco("store", "pull", url).output
+    riftco("store", "export", tmp_path / "demo.tar")
+    monkeypatch.setenv("RIFTCO_STORE", str(tmp_path / "absent"))
+    assert parsed("store", "pull", url, "--dry-run")["objects"] == 2
+    assert len(parsed("store", "import", tmp_path / "demo.tar", "--dry-run")["copied"]) >= 5
+    assert not (tmp_path / "absent").exists()
+
+
+def test_a_tag_moved_in_two_places_is_decided_by_force(store, tmp_path, monkeypatch):
+    url = f"file://{tmp_path}/remote"
+    riftco("store", "tag", "best", "demo/train")
+    riftco("store", "push", url)
+    text = store.put_bytes("text", b"once upon a time")
+    riftco("store", "tag", "best", text.digest)
+    monkeypatch.setenv("RIFTCO_STORE", str(tmp_path / "other"))
+    riftco("store", "pull", url)
+    riftco("store", "tag", "best", "--remove")
+    riftco("store", "push", url)
+    monkeypatch.setenv("RIFTCO_STORE", str(store.root))
+    for command in ("push", "pull"):
+        assert "--force" in riftco("store", command, url, code=2).stderr
+    riftco("store", "push", url, "--force")
+    monkeypatch.setenv("RIFTCO_STORE", str(tmp_path / "other"))
+    riftco("store", "pull", url)
+    assert Store.open().resolve("best").digest == text.digest
+
+
+def test_names_are_shown_as_they_are_and_a_tag_goes_before_a_run(store):
+    key = step_key("[red]x", 1, {})
+    record = StepRecord("[red]x", 1, {}, {"text": store.put_bytes("text", b"once")}, 1.0)
+    store.name_run("markup", "x", key, store.remember(key, record))
+    assert "[red]x" in riftco("lineage", "markup/x").output
+    store.set_tag("demo", record.results["text"], after=None)
+    assert riftco("show", "demo").output == riftco("store", "show", "demo").output
+    assert record.results["text"].digest in riftco("show", "demo").output
+    assert "demo/train: bundle" in riftco("show", "runs/demo").output
+
+
+def test_the_days_of_the_quarantine_are_bounded(store):
+    riftco("store", "gc", "--keep-days", 36501, code=2)
+    riftco("store", "gc", "--keep-days", 36500)
+    store.put_bytes("text", b"loose")
+    assert len(parsed("store", "gc", "--keep-days", 0)["purged"]) == 1

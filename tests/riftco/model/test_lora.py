@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from kernels import cross_entropy
 from riftco.config import LORA_TARGETS
-from riftco.model import DecoderOnlyTransformer, LoraConfig, cross_entropy
+from riftco.model import DecoderOnlyTransformer, LoraConfig
 
 IDS = [3, 1, 4, 1, 5]
 

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from artifacts import ModelBundle, ModelConfig
+from kernels import cross_entropy
 from riftco import ModelRuntime
-from riftco.model import DecoderOnlyTransformer, cross_entropy
+from riftco.model import DecoderOnlyTransformer
 from tests.support import FIXTURES, fixture, float32_tensor
 
 BUNDLES = ["byte", "bpe", "bpe-lora-child", "bpe-qlora-child"]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from artifacts import ModelConfig
-from riftco.model import DecoderOnlyTransformer, cross_entropy
+from riftco.model import DecoderOnlyTransformer, next_token_loss
 from riftco.tokenizer import Tokenizer
 from riftco.training import DocumentRowsBatchSource, TrainingBatch, document_batches, frame_documents
 from riftco.training.loop import batch_loss
@@ -147,7 +147,7 @@ def test_a_ragged_batch_in_parts_has_the_gradients_of_the_whole() -> None:
     assert len(list(batch.parts())) > 2
     in_parts = gradients(model, batch)
     model.zero_grad(set_to_none=True)
-    whole = cross_entropy(model(batch.inputs), batch.targets, batch.mask)
+    whole = next_token_loss(model, batch.inputs, batch.targets, batch.mask)
     whole.backward()
     assert in_parts["loss"].item() == pytest.approx(whole.item(), rel=1e-6)
     for name, parameter in model.named_parameters():

@@ -1,0 +1,27 @@
+"""Every operation of `kernels` on this CPU beside its peers, in one interleaved run.
+
+    python benchmarks/kernels.py [--quick] [--json FILE]
+
+One thread, processor time, the best of alternating rounds; each row says what the machine's limit is where
+one is known. The targets are those that the operations were built for.
+"""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path[0] = str(Path(__file__).parents[1])  # the project, wherever this is run from
+
+from benchmarks import kernels_attention, kernels_decode, kernels_pointwise, kernels_weights
+from benchmarks.harness import main
+
+
+def rows(quick: bool) -> Iterator[dict[str, Any]]:
+    """The rows of all operations."""
+    for part in (kernels_attention, kernels_pointwise, kernels_weights, kernels_decode):
+        yield from part.rows(quick)
+
+
+if __name__ == "__main__":
+    main(__doc__, rows)

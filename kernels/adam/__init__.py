@@ -1,0 +1,124 @@
+"""Adam's step (Kingma & Ba 2014) by the contract: float64 arithmetic, global clipping, all or nothing."""
+
+import math
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.adam import cpu, reference
+from kernels.adam.transaction import Settings
+from kernels.dispatch import Operation
+from kernels.operators import define
+
+__all__ = ["adam_step"]
+
+Moments = Sequence[Tensor | Sequence[Tensor]]
+
+
+def adam_step(
+    parameters: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    first_moments: Moments,
+    second_moments: Moments,
+    *,
+    beta1_power: float,
+    beta2_power: float,
+    learning_rate: float = 1e-3,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    epsilon: float = 1e-8,
+    maximum_gradient_norm: float = 1.0,
+) -> tuple[float, float]:
+    """Update float32 parameters and moments in place; the gradient's norm, and the factor c applied to it.
+
+    With c = min(1, maximum_gradient_norm / norm) and g = c gradient, in float64, rounded once when stored:
+
+        m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2
+        parameter -= lr (m / (1 - beta1_power)) / (sqrt(v / (1 - beta2_power)) + epsilon)
+
+    beta1_power and beta2_power are b1^t and b2^t of this step, t from 1. A parameter's moments are one tensor
+    of as many elements, or a list of pages that have as many together; the result is the same bit for bit, on
+    any number of threads. ValueError, and nothing changed, if the norm or any new value is not finite.
+    """
+    settings = Settings(learning_rate, beta1, beta2, epsilon, maximum_gradient_norm, beta1_power, beta2_power)
+    _require_settings(settings)
+    firsts, seconds = _pages(first_moments), _pages(second_moments)
+    _require_tensors(parameters, gradients, firsts, seconds)
+    flat = [[page for pages in of_all for page in pages] for of_all in (firsts, seconds)]
+    _require_float32([*parameters, *gradients, *flat[0], *flat[1]])
+    counts = [len(pages) for pages in firsts]
+    with torch.no_grad():
+        norm, clip = _operator(list(parameters), list(gradients), *flat, counts, list(settings)).tolist()
+    return norm, clip
+
+
+def _pages(moments: Moments) -> list[list[Tensor]]:
+    return [[of_one] if isinstance(of_one, Tensor) else list(of_one) for of_one in moments]
+
+
+def _require_settings(settings: Settings) -> None:
+    for name, value in settings._asdict().items():
+        fraction = name.startswith("beta")
+        if not (math.isfinite(value) and value > 0 and (value < 1 or not fraction)):
+            range_ = "between 0 and 1" if fraction else "finite and above 0"
+            raise ValueError(f"{name} must be {range_}, got {value}")
+
+
+def _require_tensors(
+    parameters: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    firsts: list[list[Tensor]],
+    seconds: list[list[Tensor]],
+) -> None:
+    lengths = [len(parameters), len(gradients), len(firsts), len(seconds)]
+    if not parameters or len(set(lengths)) > 1:
+        raise ValueError(f"parameters, gradients and moments must be equally many, at least 1, got {lengths}")
+    for i, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
+        if gradient.shape != parameter.shape:
+            raise ValueError(
+                f"gradient {i} is {list(gradient.shape)}, its parameter {list(parameter.shape)}: "
+                "they must be equal"
+            )
+        sizes = [[page.numel() for page in pages] for pages in (firsts[i], seconds[i])]
+        if sizes[0] != sizes[1] or sum(sizes[0]) != parameter.numel():
+            raise ValueError(
+                f"moments {i} have pages of {sizes[0]} and {sizes[1]} elements: both need the same pages, "
+                f"{parameter.numel()} elements in all"
+            )
+
+
+def _require_float32(tensors: list[Tensor]) -> None:
+    device = tensors[0].device
+    for dtype, place in {(tensor.dtype, tensor.device) for tensor in tensors}:
+        if dtype != torch.float32 or place != device:
+            raise ValueError(f"there is a tensor of {dtype} on {place}: adam_step takes float32 on {device}")
+
+
+def _triton(*arguments: Any) -> Any:
+    return import_module("kernels.adam.triton_adam").step(*arguments)  # Triton is optional and slow to import
+
+
+_step = Operation("adam", torch=reference.step, native=cpu.step, triton=_triton)
+
+
+def _implementation(
+    parameters: list[Tensor],
+    gradients: list[Tensor],
+    first_pages: list[Tensor],
+    second_pages: list[Tensor],
+    page_counts: list[int],
+    settings: list[float],
+) -> Tensor:
+    arguments = (parameters, gradients, first_pages, second_pages, page_counts, Settings(*settings))
+    return torch.tensor(_step(parameters[0], *arguments), dtype=torch.float64)
+
+
+_operator = define(
+    "adam_step(Tensor(a!)[] parameters, Tensor[] gradients, Tensor(b!)[] first_pages, "
+    "Tensor(c!)[] second_pages, int[] page_counts, float[] settings) -> Tensor",
+    _implementation,
+    fake=lambda *_: torch.empty(2, dtype=torch.float64),
+)

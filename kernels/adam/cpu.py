@@ -1,0 +1,114 @@
+"""Adam's step by the compiled code.
+
+A step leaves behind how large its new values are. As long as torch's version counters say that nobody has
+changed them, the next step reads only the gradients before it decides.
+"""
+
+from array import array
+from collections.abc import Sequence
+from typing import NamedTuple
+from weakref import ref
+
+import torch
+from torch import Tensor
+
+from kernels.adam.transaction import Settings, run
+from kernels.native import Integer, Pointer, function
+
+_measure = function("riftco_adam_measure", Pointer, Integer, *[Pointer] * 3, Integer, Integer)
+_update = function("riftco_adam_update", Pointer, Integer, *[Pointer] * 3, Integer, Integer)
+
+
+def step(
+    first: Tensor,
+    parameters: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    first_pages: Sequence[Tensor],
+    second_pages: Sequence[Tensor],
+    page_counts: Sequence[int],
+    settings: Settings,
+) -> tuple[float, float]:
+    """As `reference.step`, for tensors that lie dense in memory; gradients are made so."""
+    written = [*parameters, *first_pages, *second_pages]
+    if _update is None or first.device.type != "cpu" or not all(x.is_contiguous() for x in written):
+        return NotImplemented
+    gradients = [g.contiguous() for g in gradients]
+    arrays = _Arrays(parameters, gradients, first_pages, second_pages, page_counts, _recall(written))
+    result = run(arrays, settings)
+    torch.autograd.graph.increment_version(written)
+    _remember(written, arrays.largest)
+    return result
+
+
+class _Arrays:
+    """`Arrays` on the CPU; the tensors have to outlive it."""
+
+    def __init__(
+        self,
+        parameters: Sequence[Tensor],
+        gradients: Sequence[Tensor],
+        first_pages: Sequence[Tensor],
+        second_pages: Sequence[Tensor],
+        page_counts: Sequence[int],
+        known: Sequence[int] | None,
+    ) -> None:
+        """known: the largest bit patterns, if they are."""
+        self._known = known is not None
+        self.largest = array("I", known or (0, 0, 0))
+        tensors = zip(parameters, gradients, page_counts, strict=True)
+        pages = zip(first_pages, second_pages, strict=True)
+        self._tensors = array("q")
+        for parameter, gradient, count in tensors:
+            self._tensors.extend((parameter.data_ptr(), gradient.data_ptr(), parameter.numel(), count))
+        self._pages = array("q")
+        for first, second in pages:
+            self._pages.extend((first.data_ptr(), second.data_ptr(), first.numel()))
+        self._arguments = (_at(self._tensors), len(parameters), _at(self._pages))
+        self._threads = torch.get_num_threads()
+
+    def measure(self) -> tuple[float, Sequence[int]]:
+        squares = array("d", [0.0])
+        assert _measure is not None
+        _measure(*self._arguments, _at(squares), _at(self.largest), self._known, self._threads)
+        return squares[0], self.largest
+
+    def finite(self, settings: tuple[float, ...]) -> bool:
+        self._call_update(settings, write=False)
+        return max(pattern & 0x7FFFFFFF for pattern in self.largest) < 0x7F800000
+
+    def apply(self, settings: tuple[float, ...]) -> None:
+        self._call_update(settings, write=True)
+
+    def _call_update(self, settings: tuple[float, ...], write: bool) -> None:
+        numbers = array("d", settings)
+        assert _update is not None
+        _update(*self._arguments, _at(numbers), _at(self.largest), write, self._threads)
+
+
+class _Remembered(NamedTuple):
+    """The tensors that the last step wrote, as it left them."""
+
+    tensors: list[ref[Tensor]]
+    versions: list[int]
+    largest: Sequence[int]
+
+
+_remembered: _Remembered | None = None
+
+
+def _remember(written: list[Tensor], largest: Sequence[int]) -> None:
+    global _remembered
+    _remembered = _Remembered([ref(x) for x in written], [x._version for x in written], largest)
+
+
+def _recall(written: list[Tensor]) -> Sequence[int] | None:
+    """The largest bit patterns in these tensors, if the last step wrote them and nobody has since."""
+    last = _remembered
+    if last is None or len(last.tensors) != len(written):
+        return None
+    same = all(known() is x for known, x in zip(last.tensors, written, strict=True))
+    return last.largest if same and last.versions == [x._version for x in written] else None
+
+
+def _at(values: array) -> int:
+    return values.buffer_info()[0]

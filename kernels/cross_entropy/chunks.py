@@ -1,0 +1,99 @@
+"""The head's product and the loss over chunks of rows, so that the logits of all rows never exist at once.
+
+Gradients are taken in the forward pass: a chunk's logits become their own gradients in place and are
+multiplied on at once. Those of the weight and the bias are summed over the chunks in float32.
+"""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from kernels.cross_entropy.reference import divisor, statistics_dtype
+
+CPU_BYTES = (
+    8 * 2**20
+)  # of a chunk's logits: they stay in the outer cache between product, softmax and product
+GPU_BYTES = 256 * 2**20  # enough rows for the products to fill a GPU
+FEWEST_ROWS = 320  # on fewer the products lose more than the cache gives
+ALIGNMENT = 16  # elements: products into rows that start anywhere take 1.4 times as long
+
+
+class RowPass(Protocol):
+    """`reference.in_place` or one that is faster."""
+
+    def __call__(
+        self,
+        logits: Tensor,
+        targets: Tensor,
+        mask: Tensor | None,
+        coefficient: Tensor | float,
+        differentiate: bool,
+        /,
+    ) -> Tensor: ...
+
+
+class Chunked:
+    """`linear_cross_entropy` around one way to turn a chunk's logits into losses and gradients."""
+
+    def __init__(self, rows: RowPass) -> None:
+        self.rows = rows
+
+    def __call__(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        mask: Tensor | None,
+        mean: bool,
+        need_x: bool,
+        need_weight: bool,
+        need_bias: bool,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The loss, and the gradients of x, weight and bias for an upstream one of 1, empty if not needed."""
+        kind = product_dtype(x)
+        wide = torch.float64 if kind == torch.float64 else torch.float32
+        matrix, shift = weight.to(kind), None if bias is None else bias.to(kind)
+        dx = x.new_empty(x.shape if need_x else 0)
+        dweight = weight.new_zeros(weight.shape if need_weight else 0, dtype=wide)
+        dbias = weight.new_zeros(weight.shape[0] if need_bias else 0, dtype=wide)
+        losses = []
+        over = divisor(targets, mask, mean)
+        size, buffer = _buffer(x, weight.shape[0], kind)
+        for start in range(0, len(x), size):
+            part = slice(start, min(start + size, len(x)))
+            chunk, logits = x[part].to(kind), buffer[: part.stop - start]
+            if shift is None:
+                torch.mm(chunk, matrix.t(), out=logits)
+            else:
+                torch.addmm(shift, chunk, matrix.t(), out=logits)
+            counts = None if mask is None else mask[part]
+            needed = need_x or need_weight or need_bias
+            losses.append(self.rows(logits, targets[part], counts, 1 / over, needed))
+            if need_x:
+                dx[part] = logits @ matrix
+            if need_weight and kind == wide:
+                dweight.addmm_(logits.t(), chunk)
+            elif need_weight:
+                dweight += logits.t() @ chunk
+            if need_bias:
+                dbias += logits.sum(0, dtype=wide)
+        total = torch.cat(losses).sum() if losses else x.new_zeros((), dtype=wide)
+        loss = (total / over).to(statistics_dtype(x))
+        return loss, dx, dweight.to(weight.dtype), dbias if bias is None else dbias.to(bias.dtype)
+
+
+def product_dtype(x: Tensor) -> torch.dtype:
+    """The dtype of the products: x's own, but float32 for bfloat16 on CPUs without instructions for it."""
+    if x.device.type != "cpu" or x.dtype != torch.bfloat16 or torch.cpu._is_avx512_bf16_supported():
+        return x.dtype
+    return torch.float32
+
+
+def _buffer(x: Tensor, columns: int, kind: torch.dtype) -> tuple[int, Tensor]:
+    """Rows of a chunk, and storage for its logits whose rows are aligned."""
+    stride = -(-columns // ALIGNMENT) * ALIGNMENT
+    budget = CPU_BYTES if x.device.type == "cpu" else GPU_BYTES
+    rows = max(1, min(len(x), max(FEWEST_ROWS, budget // (stride * kind.itemsize))))
+    return rows, x.new_empty((rows, stride), dtype=kind)[:, :columns]

@@ -1,0 +1,155 @@
+"""One step of decoding on the CPU, from token ids to logits, in one native call."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.decode_step import cpu, reference
+from kernels.decode_step.weights import Kind, PlainWeights, Tensors
+from kernels.dispatch import Operation
+
+__all__ = ["DecodeWeights", "decode_step"]
+
+_INTEGERS = (torch.int32, torch.int64)
+
+
+class DecodeWeights:
+    """A model's weights made ready for `decode_step`. They do not follow later changes of the model."""
+
+    def __init__(self, kind: Kind, plain: PlainWeights) -> None:
+        """From tensors already collected; `prepare` is what callers want."""
+        self.kind = kind
+        self.vocabulary_size, self.width = plain.token_embedding.shape
+        self.maximum_context = len(plain.position_embedding)
+        self.block_count = len(plain.blocks)
+        self.head_count = plain.head_count
+        self.device = plain.token_embedding.device
+        packs = cpu.built and plain.token_embedding.dtype == torch.float32
+        self.panels: cpu.Panels | None = None
+        self.plain: PlainWeights | None = plain
+        if packs and _step.order(self.device)[0] == "native":
+            self.panels, self.plain = cpu.Panels(plain), None
+
+    @classmethod
+    def prepare(
+        cls, tensors: Tensors, *, head_count: int, layer_norm_epsilon: float = 1e-5, kind: Kind = "float32"
+    ) -> "DecodeWeights":
+        """Pack a bundle's tensors, by their names there; linear weights may already be `PackedNf4`.
+
+        kind: what linear weights are stored as, "float32", "bfloat16" (rounded) or "nf4" (quantised by
+        `quantize_nf4` unless they already are; rows of which no block holds a multiple of 4 stay float32).
+        Everything else is float32, and so is all arithmetic. Matrices are copied; embeddings and norms are
+        not, where they are float32 and contiguous. ValueError for names, shapes and devices that do not fit.
+        """
+        return cls(kind, PlainWeights.collect(tensors, head_count, layer_norm_epsilon, kind))
+
+
+def decode_step(
+    weights: DecodeWeights,
+    token_ids: Tensor,
+    positions: Tensor,
+    page_table: Tensor,
+    key_pages: Sequence[Tensor],
+    value_pages: Sequence[Tensor],
+    needs_logits: Tensor | None = None,
+    threads: int | None = None,
+) -> Tensor:
+    """Run R rows, each one new token of a sequence, and return the logits after them.
+
+    token_ids, positions: int64 `[R]`. page_table: int32 or int64 `[R, max_pages]`; row i's position p lies in
+    page `page_table[i, p // page]` at slot p % page. A sequence may have several rows, at different positions
+    (a chunk of a prompt); its earlier positions must have been written before or be rows of this call. Pages:
+    for each block one contiguous tensor `[P, H, page, d]`, float32 or bfloat16; the rows' keys and values are
+    written there. needs_logits: bool `[R]`, which rows' logits are returned, all by default. Returns float32
+    `[rows that need them, V]`, in the order of the rows. threads: at most so many, torch's number by default;
+    fewer where the work is small. Not differentiable; the interpreter's lock is released meanwhile.
+
+    The native implementation computes every row alone and each sum in a fixed order: a row's logits (and its
+    keys and values) have the same bits whatever other rows are in the call, in whatever order, whether its
+    sequence's earlier tokens came one by one or in chunks, with any number of threads and any page size. The
+    fallback in torch does not promise this.
+
+    ValueError for what does not fit, with nothing written; two rows that write one slot are the caller's
+    error.
+    """
+    count = _check_rows(weights, token_ids, positions, page_table, needs_logits)
+    _check_pages(weights, key_pages, value_pages)
+    if not count:
+        return torch.empty(0, weights.vocabulary_size, device=weights.device)
+    return _step(token_ids, weights, positions, page_table, key_pages, value_pages, needs_logits, threads)
+
+
+def _check_rows(
+    weights: DecodeWeights, token_ids: Tensor, positions: Tensor, page_table: Tensor, needs: Tensor | None
+) -> int:
+    count = token_ids.shape[0] if token_ids.ndim == 1 else -1
+    rows = [("token_ids", token_ids, torch.int64), ("positions", positions, torch.int64)]
+    if needs is not None:
+        rows.append(("needs_logits", needs, torch.bool))
+    for name, x, dtype in rows:
+        if x.shape != (count,) or x.dtype != dtype or x.device != weights.device:
+            raise ValueError(
+                f"{name} must be {dtype} [R] on {weights.device}, one for each row, "
+                f"got {x.dtype} {list(x.shape)} on {x.device}"
+            )
+    if page_table.ndim != 2 or page_table.shape[0] != count or page_table.dtype not in _INTEGERS:
+        raise ValueError(
+            f"page_table must be int32 or int64 [{count}, max_pages], "
+            f"got {page_table.dtype} {list(page_table.shape)}"
+        )
+    if page_table.device != weights.device:
+        raise ValueError(f"page_table must be on {weights.device}, got {page_table.device}")
+    return count
+
+
+def _check_pages(weights: DecodeWeights, key_pages: Sequence[Tensor], value_pages: Sequence[Tensor]) -> None:
+    if len(key_pages) != weights.block_count or len(value_pages) != weights.block_count:
+        raise ValueError(
+            f"the model has {weights.block_count} blocks: give as many tensors of key and of value pages, "
+            f"got {len(key_pages)} and {len(value_pages)}"
+        )
+    first = key_pages[0]
+    shape, dtype, heads = first.shape, first.dtype, weights.head_count
+    fits = len(shape) == 4 and shape[1] == heads and shape[2] and shape[3] * heads == weights.width
+    if not fits or not dtype.is_floating_point:
+        raise ValueError(
+            f"pages must be floating-point [P, {heads}, page, {weights.width // heads}], "
+            f"got {dtype} {list(shape)}"
+        )
+    for name, pages in (("key_pages", key_pages), ("value_pages", value_pages)):
+        for block, x in enumerate(pages):
+            if x.shape != shape or x.dtype != dtype or x.device != weights.device or not x.is_contiguous():
+                raise ValueError(
+                    f"{name}[{block}] must be contiguous {dtype} {list(shape)} on {weights.device} "
+                    f"as the others, got {x.dtype} {list(x.shape)} with strides {x.stride()} on {x.device}"
+                )
+
+
+def _native(token_ids: Tensor, weights: DecodeWeights, *rest: Any) -> Any:
+    positions, page_table, key_pages, value_pages, needs_logits, threads = rest
+    if weights.panels is None or key_pages[0].dtype not in (torch.float32, torch.bfloat16):
+        return NotImplemented
+    arguments = (token_ids, positions, page_table, key_pages, value_pages, needs_logits)
+    logits = cpu.step(weights.panels, *arguments, threads or torch.get_num_threads())
+    if logits is None:
+        reference.refuse_misfits(weights.vocabulary_size, weights.maximum_context, token_ids, positions)
+        reference.refuse_pages(page_table, positions, key_pages[0])
+    return logits
+
+
+def _torch(token_ids: Tensor, weights: DecodeWeights, *rest: Any) -> Tensor:
+    if weights.plain is None:
+        raise ValueError(
+            "these weights were packed for native code with float32 or bfloat16 pages; prepare them under "
+            "kernels.dispatch.use('torch') to run in torch"
+        )
+    positions, page_table, key_pages, value_pages, needs_logits, _ = rest
+    with torch.no_grad():
+        return reference.step(
+            weights.plain, token_ids, positions, page_table, key_pages, value_pages, needs_logits
+        )
+
+
+_step = Operation("decode_step", torch=_torch, native=_native if cpu.built else None)

@@ -1,0 +1,204 @@
+"""The decode step by `native/decode_step.cpp`, and the panels that it reads weights from."""
+
+import ctypes
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from kernels.decode_step.weights import Linear, Norm, PlainWeights
+from kernels.native import Pointer, function
+from kernels.nf4 import PackedNf4, dequantize_nf4
+from kernels.nf4.reference import decode_scales
+
+_PANEL = 16
+_FLOAT32, _BFLOAT16, _NF4 = range(3)
+_ZERO_CODE = 7
+
+_Integer = ctypes.c_int64
+_native = function("riftco_decode_step", Pointer, Pointer, _Integer, Pointer, _Integer)
+
+built = _native is not None
+
+
+class _Matrix(ctypes.Structure):
+    """`Matrix` of decode_step.cpp."""
+
+    _fields_ = (
+        *((name, Pointer) for name in ("panels", "scales", "bias")),
+        *((name, _Integer) for name in ("kind", "inputs", "outputs", "run")),
+    )
+
+
+class _Norm(ctypes.Structure):
+    """`Norm` of decode_step.cpp."""
+
+    _fields_ = (("scale", Pointer), ("bias", Pointer))
+
+
+class _Layer(ctypes.Structure):
+    """`Layer` of decode_step.cpp."""
+
+    _fields_ = (
+        ("attention_norm", _Norm),
+        ("query_key_value", _Matrix),
+        ("output", _Matrix),
+        ("feed_forward_norm", _Norm),
+        ("expand", _Matrix),
+        ("project", _Matrix),
+    )
+
+
+class _Model(ctypes.Structure):
+    """`Model` of decode_step.cpp."""
+
+    _fields_ = (
+        *((name, _Integer) for name in ("width", "heads", "blocks", "inner", "vocabulary")),
+        ("epsilon", ctypes.c_double),
+        *((name, Pointer) for name in ("token_embedding", "position_embedding", "layers")),
+        ("final_norm", _Norm),
+        ("head", _Matrix),
+    )
+
+
+class _Rows(ctypes.Structure):
+    """`Rows` of decode_step.cpp."""
+
+    _fields_ = (
+        *((name, _Integer) for name in ("count", "table_width", "pages", "page_size", "positions")),
+        *((name, Pointer) for name in ("token_ids", "position", "table", "needs_logits")),
+        *((name, Pointer) for name in ("key_pages", "value_pages")),
+    )
+
+
+class Panels:
+    """A model's matrices packed for the native step, and all else that it reads: `bytes` in a step."""
+
+    def __init__(self, plain: PlainWeights) -> None:
+        self._alive: list[Tensor] = []
+        self.bytes = 0
+        self.context = len(plain.position_embedding)
+        layers = (_Layer * len(plain.blocks))(
+            *(
+                _Layer(
+                    self._norm(block.attention_norm),
+                    self._matrix(block.query, block.key, block.value),
+                    self._matrix(block.output),
+                    self._norm(block.feed_forward_norm),
+                    self._matrix(block.expand),
+                    self._matrix(block.project),
+                )
+                for block in plain.blocks
+            )
+        )
+        vocabulary, width = plain.token_embedding.shape
+        inner = len(plain.blocks[0].expand.bias)
+        self._layers = layers
+        self.model = _Model(
+            *(width, plain.head_count, len(plain.blocks), inner, vocabulary, plain.epsilon),
+            self._keep(plain.token_embedding),
+            self._keep(plain.position_embedding),
+            ctypes.cast(layers, Pointer),
+            self._norm(plain.final_norm),
+            self._matrix(plain.head),
+        )
+
+    def _keep(self, tensor: Tensor) -> int:
+        self._alive.append(tensor)
+        return tensor.data_ptr()
+
+    def _norm(self, norm: Norm) -> _Norm:
+        self.bytes += norm.scale.nbytes + norm.bias.nbytes
+        return _Norm(self._keep(norm.scale), self._keep(norm.bias))
+
+    def _matrix(self, *linears: Linear) -> _Matrix:
+        """Matrices with the same inputs as one, below each other."""
+        bias = _whole_panels(torch.cat([linear.bias for linear in linears]))
+        weights = [linear.weight for linear in linears]
+        outputs, inputs = sum(weight.shape[0] for weight in weights), weights[0].shape[1]
+        packed = [weight for weight in weights if isinstance(weight, PackedNf4)]
+        run = math.gcd(inputs, *(weight.block_size for weight in packed))
+        scales = None
+        if len(packed) == len(weights) and run % 4 == 0:
+            kind, panels, scales = _NF4, _code_panels(packed), _scale_panels(packed, run)
+        else:
+            whole = torch.cat(
+                [dequantize_nf4(weight) if isinstance(weight, PackedNf4) else weight for weight in weights]
+            )
+            kind = _BFLOAT16 if whole.dtype == torch.bfloat16 else _FLOAT32
+            panels = _half_panels(whole) if kind == _BFLOAT16 else _float_panels(whole)
+        self.bytes += panels.nbytes + bias.nbytes + (0 if scales is None else scales.nbytes)
+        scale_pointer = None if scales is None else self._keep(scales)
+        return _Matrix(self._keep(panels), scale_pointer, self._keep(bias), kind, inputs, outputs, run)
+
+
+def step(
+    panels: Panels,
+    token_ids: Tensor,
+    positions: Tensor,
+    page_table: Tensor,
+    key_pages: Sequence[Tensor],
+    value_pages: Sequence[Tensor],
+    needs_logits: Tensor | None,
+    threads: int,
+) -> Tensor | None:
+    """As `decode_step`; None, with nothing written, if a token, position or table does not fit."""
+    assert _native is not None
+    model, count = panels.model, len(token_ids)
+    needed = count if needs_logits is None else int(needs_logits.count_nonzero())
+    logits = torch.empty(needed, model.vocabulary)
+    token_ids, positions = token_ids.contiguous(), positions.contiguous()
+    table = page_table.to(torch.int64).contiguous()
+    needs_logits = None if needs_logits is None else needs_logits.contiguous()
+    pages, _, page_size, _ = key_pages[0].shape
+    pointers = Pointer * len(key_pages)
+    rows = _Rows(
+        *(count, table.shape[1], pages, page_size, panels.context),
+        *(token_ids.data_ptr(), positions.data_ptr(), table.data_ptr()),
+        None if needs_logits is None else needs_logits.data_ptr(),
+        ctypes.cast(pointers(*[x.data_ptr() for x in key_pages]), Pointer),
+        ctypes.cast(pointers(*[x.data_ptr() for x in value_pages]), Pointer),
+    )
+    half = key_pages[0].dtype == torch.bfloat16
+    misfit = _native(ctypes.byref(model), ctypes.byref(rows), half, logits.data_ptr(), threads)
+    return None if misfit else logits
+
+
+def _whole_panels(x: Tensor, value: int = 0) -> Tensor:
+    """Outputs, the first dimension, rounded up to whole panels."""
+    return pad(x, (0, 0) * (x.ndim - 1) + (0, -len(x) % _PANEL), value=value)
+
+
+def _float_panels(weight: Tensor) -> Tensor:
+    """`[out, in]` to `[panels, in, PANEL]`."""
+    return _whole_panels(weight).view(-1, _PANEL, weight.shape[1]).transpose(1, 2).contiguous()
+
+
+def _half_panels(weight: Tensor) -> Tensor:
+    """`[out, in]` to `[panels, ceil(in / 2), PANEL, 2]`: two inputs of an output side by side."""
+    pairs = pad(_whole_panels(weight), (0, weight.shape[1] % 2)).unflatten(1, (-1, 2))
+    return pairs.view(-1, _PANEL, *pairs.shape[1:]).transpose(1, 2).contiguous()
+
+
+def _code_panels(weights: list[PackedNf4]) -> Tensor:
+    """Codes as uint8 `[panels, in / 4, 32]`, in the order that decode_step.cpp says."""
+    unpacked = [
+        torch.stack((w.codes & 15, w.codes >> 4), 1).flatten()[: w.shape[0] * w.shape[1]].view(w.shape)
+        for w in weights
+    ]
+    codes = _whole_panels(torch.cat(unpacked), _ZERO_CODE)
+    # Output = 8 group + 4 half + o; input = 4 quad + 2 pair + k.
+    panels = codes.view(-1, 2, 2, 4, codes.shape[1] // 4, 2, 2).permute(0, 4, 5, 2, 6, 1, 3)
+    return (panels[:, :, 0] | panels[:, :, 1] << 4).contiguous()
+
+
+def _scale_panels(weights: list[PackedNf4], run: int) -> Tensor:
+    """The float32 scale of each run of inputs, `[panels, in / run, PANEL]`."""
+
+    def of_rows(w: PackedNf4) -> Tensor:
+        first = torch.arange(0, w.shape[0] * w.shape[1], run).view(w.shape[0], -1)
+        return decode_scales(w.fields())[first // w.block_size]
+
+    return _float_panels(torch.cat([of_rows(w) for w in weights]))

@@ -1,0 +1,73 @@
+"""Attention by `native/flash_attention.cpp`: float32 and bfloat16, any strides of batch, heads and tokens.
+
+Scratch is linear in T: per thread 2 (forward) or 6 (backward) float32 copies of one head's `[T, d]`.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.flash_attention.reference import empty_heads
+from kernels.native import Integer, Pointer, function, pointer
+
+_scratch_size = function("riftco_flash_attention_scratch", Pointer, Integer)
+_SIGNATURE = (Pointer, Pointer, Pointer, Pointer, Pointer, Integer, Pointer, Integer)
+_forward = function("riftco_flash_attention_forward", *_SIGNATURE)
+_backward = function("riftco_flash_attention_backward", *_SIGNATURE)
+
+built = _forward is not None
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, document_starts: Tensor | None) -> Any:
+    """Attention `[B, H, Tq, d]` and log-sum-exp; NotImplemented unless float32 or bfloat16."""
+    if q.dtype not in (torch.float32, torch.bfloat16):
+        return NotImplemented
+    out, lse = empty_heads(q, q.shape), q.new_empty(q.shape[:3], dtype=torch.float32)
+    _call(_forward, [_rows(x) for x in (q, k, v)] + [out], lse, document_starts, q.shape, k.shape[2], 0)
+    return out, lse
+
+
+def backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, document_starts: Tensor | None
+) -> Any:
+    """Gradients of q, k and v, as above."""
+    if q.dtype not in (torch.float32, torch.bfloat16):
+        return NotImplemented
+    gradients = [empty_heads(x, x.shape) for x in (q, k, v)]
+    inputs = [_rows(x) for x in (grad, q, k, v, out)]
+    _call(_backward, inputs + gradients, lse.contiguous(), document_starts, q.shape, k.shape[2], 1)
+    return tuple(gradients)
+
+
+def _call(
+    native: Any,
+    tensors: list[Tensor],
+    lse: Tensor,
+    document_starts: Tensor | None,
+    shape: torch.Size,
+    keys: int,
+    for_backward: int,
+) -> None:
+    threads = torch.get_num_threads()
+    sizes = (Integer * 5)(shape[0], shape[1], shape[2], keys, shape[3])
+    floats = _scratch_size(sizes, for_backward)  # type: ignore[misc]
+    scratch = torch.empty(floats * threads, dtype=torch.float32)
+    if document_starts is not None:
+        document_starts = document_starts.to(torch.int64).contiguous()
+    strides = [stride for x in tensors for stride in x.stride()[:3]]
+    native(
+        sizes,
+        pointer(document_starts),
+        (Pointer * len(tensors))(*(x.data_ptr() for x in tensors)),
+        pointer(lse),
+        (Integer * len(strides))(*strides),
+        int(tensors[0].dtype == torch.bfloat16),
+        pointer(scratch),
+        threads,
+    )
+
+
+def _rows(x: Tensor) -> Tensor:
+    """x with contiguous rows, copied only if they are not."""
+    return x if x.stride(3) == 1 or x.shape[3] == 1 else x.contiguous()

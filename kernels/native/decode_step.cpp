@@ -1,0 +1,548 @@
+// The newest tokens of sequences from embeddings to logits, in one call.
+//
+// A weight matrix lies in panels of PANEL outputs; a row of a panel holds what these outputs take from one input (two
+// inputs in bf16, four in NF4). Every element of a product is one chain of multiply-adds over the inputs (in NF4 one
+// for each run of inputs that share a scale, then one over the runs), whatever rows and panels are computed beside it
+// and by which thread; norms and attention are computed row by row. So a row's logits have the same bits in any
+// company. Reading the weights limits the speed of few rows, multiplying that of many; these take turns at a panel,
+// which stays in the cache.
+
+#include <memory>
+#include <utility>
+
+#include "paged_row.h"
+
+namespace {
+
+constexpr int PANEL = 16;  // outputs, whatever the vectors' width: one line of the cache in float32
+constexpr int VECTORS = PANEL / LANES;
+constexpr int TILE_ROWS = LANES == 4 ? 3 : 6;
+constexpr int MOST_SUMS = LANES == 16 ? 24 : 12;         // vectors of sums that leave registers for the operands
+constexpr int64_t PARALLEL_WORK = int64_t(1) << 15;  // multiply-adds between two barriers that are worth a thread
+
+enum Kind : int64_t { FLOAT32, BFLOAT16, NF4 };
+enum After { STORE, ADD, GELU };
+
+}  // namespace
+
+// As `kernels/decode_step/cpu.py` fills them.
+struct Matrix {
+    const void *panels;   // [ceil(outputs / PANEL)] panels
+    const float *scales;  // NF4: [panels, inputs / run, PANEL]
+    const float *bias;    // [whole panels]
+    int64_t kind, inputs, outputs, run;
+};
+
+struct Norm {
+    const float *scale, *bias;
+};
+
+struct Layer {
+    Norm attention_norm;
+    Matrix query_key_value, output;
+    Norm feed_forward_norm;
+    Matrix expand, project;
+};
+
+struct Model {
+    int64_t width, heads, blocks, inner, vocabulary;
+    double epsilon;
+    const float *token_embedding, *position_embedding;
+    const Layer *layers;
+    Norm final_norm;
+    Matrix head;
+};
+
+struct Rows {
+    int64_t count, table_width, pages, page_size, positions;
+    const int64_t *token_ids, *position, *table;
+    const uint8_t *needs_logits;                  // null: all
+    void *const *key_pages, *const *value_pages;  // for each block [pages, heads, page_size, head width]
+};
+
+namespace {
+
+// Where the weights of a kind come from. `add` adds what `STEP` inputs from k on give, to ROWS x COUNT panels' sums.
+struct Floats {
+    static constexpr int STEP = 1, SUMS = MOST_SUMS;
+    const float *panels;
+    int64_t panel_size;
+
+    Floats(const Matrix &m, int64_t panel) : panel_size(m.inputs * PANEL) {
+        panels = static_cast<const float *>(m.panels) + panel * panel_size;
+    }
+    Floats(const float *decoded) : panels(decoded), panel_size(0) {}
+
+    template <int ROWS, int COUNT>
+    __attribute__((always_inline)) void add(int64_t k, const float *x, int64_t x_row,
+                                            vf (&sums)[ROWS][COUNT * VECTORS]) const {
+        vf factors[ROWS];
+        for (int r = 0; r < ROWS; r++) factors[r] = splat(x[r * x_row + k]);
+        for (int j = 0; j < COUNT * VECTORS; j++) {
+            vf weight = load(panels + j / VECTORS * panel_size + k * PANEL + j % VECTORS * LANES);
+            for (int r = 0; r < ROWS; r++) sums[r][j] = fma(factors[r], weight, sums[r][j]);
+        }
+    }
+};
+
+struct Halves {
+    static constexpr int STEP = 2, SUMS = MOST_SUMS;
+    const uint32_t *panels;  // an even input's weight in the lower half of a word, the next one's in the upper
+    int64_t panel_size;
+
+    Halves(const Matrix &m, int64_t panel) : panel_size((m.inputs + 1) / 2 * PANEL) {
+        panels = static_cast<const uint32_t *>(m.panels) + panel * panel_size;
+    }
+
+    template <int ROWS, int COUNT>
+    __attribute__((always_inline)) void add(int64_t k, const float *x, int64_t x_row,
+                                            vf (&sums)[ROWS][COUNT * VECTORS]) const {
+        vf even[ROWS], odd[ROWS];
+        for (int r = 0; r < ROWS; r++) even[r] = splat(x[r * x_row + k]), odd[r] = splat(x[r * x_row + k + 1]);
+        for (int j = 0; j < COUNT * VECTORS; j++) {
+            vu words;
+            const uint32_t *from = panels + j / VECTORS * panel_size + k / 2 * PANEL + j % VECTORS * LANES;
+            std::memcpy(&words, from, sizeof words);
+            vf low = bits<vf>(words << 16), high = bits<vf>(words & 0xFFFF0000u);
+            for (int r = 0; r < ROWS; r++) sums[r][j] = fma(odd[r], high, fma(even[r], low, sums[r][j]));
+        }
+    }
+};
+
+constexpr float VALUES[16] = {
+    -1.0f,
+    -0.6961928009986877f,
+    -0.5250730514526367f,
+    -0.39491748809814453f,
+    -0.28444138169288635f,
+    -0.18477343022823334f,
+    -0.09105003625154495f,
+    0.0f,
+    0.07958029955625534f,
+    0.16093020141124725f,
+    0.24611230194568634f,
+    0.33791524171829224f,
+    0.44070982933044434f,
+    0.5626170039176941f,
+    0.7229568362236023f,
+    1.0f,
+};
+
+// The codes of 4 inputs x PANEL outputs lie in 32 bytes in the order that AVX2 decodes most cheaply: output o of input
+// k in half o % 8 / 4, double word k % 2 * 2 + o / 8, byte o % 4, low nibble for k < 2.
+struct Codes {
+    static constexpr int STEP = 4, SUMS = MOST_SUMS / 6;  // decoding takes registers too
+    const uint8_t *panels;
+    int64_t panel_size;
+#if defined(__AVX2__) && RIFTCO_LANES == 8
+    __m256i planes[4];  // byte i of the float of each code: tables of bytes are twice as fast as tables of floats
+#endif
+
+    Codes(const Matrix &m, int64_t panel) : panel_size(m.inputs * PANEL / 2) {
+        panels = static_cast<const uint8_t *>(m.panels) + panel * panel_size;
+#if defined(__AVX2__) && RIFTCO_LANES == 8
+        for (int plane = 0; plane < 4; plane++) {
+            uint8_t table[32];
+            for (int i = 0; i < 32; i++) table[i] = uint8_t(bits<uint32_t>(VALUES[i % 16]) >> (8 * plane));
+            planes[plane] = _mm256_loadu_si256((const __m256i *)table);
+        }
+#endif
+    }
+
+    // Two inputs' weights, from the low nibbles or (`upper`) from the high ones.
+    __attribute__((always_inline)) void decode(const uint8_t *from, bool upper, vf (&out)[2][VECTORS]) const {
+#if defined(__AVX2__) && RIFTCO_LANES == 8
+        __m256i words = _mm256_loadu_si256((const __m256i *)from);
+        __m256i codes = _mm256_and_si256(upper ? _mm256_srli_epi16(words, 4) : words, _mm256_set1_epi8(15));
+        __m256i a = _mm256_shuffle_epi8(planes[0], codes), b = _mm256_shuffle_epi8(planes[1], codes);
+        __m256i c = _mm256_shuffle_epi8(planes[2], codes), d = _mm256_shuffle_epi8(planes[3], codes);
+        __m256i low = _mm256_unpacklo_epi8(a, b), high = _mm256_unpacklo_epi8(c, d);
+        out[0][0] = bits<vf>(_mm256_unpacklo_epi16(low, high));
+        out[0][1] = bits<vf>(_mm256_unpackhi_epi16(low, high));
+        low = _mm256_unpackhi_epi8(a, b), high = _mm256_unpackhi_epi8(c, d);
+        out[1][0] = bits<vf>(_mm256_unpacklo_epi16(low, high));
+        out[1][1] = bits<vf>(_mm256_unpackhi_epi16(low, high));
+#elif defined(__AVX512F__) && defined(__AVX512VL__) && RIFTCO_LANES == 16
+        __m256i words = _mm256_loadu_si256((const __m256i *)from);
+        words = _mm256_and_si256(upper ? _mm256_srli_epi16(words, 4) : words, _mm256_set1_epi8(15));
+        words = _mm256_permutevar8x32_epi32(words, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+        __m512 table = _mm512_loadu_ps(VALUES);
+        out[0][0] = bits<vf>(_mm512_permutexvar_ps(_mm512_cvtepu8_epi32(_mm256_castsi256_si128(words)), table));
+        out[1][0] = bits<vf>(_mm512_permutexvar_ps(_mm512_cvtepu8_epi32(_mm256_extracti128_si256(words, 1)), table));
+#else
+        float values[2][PANEL];
+        for (int k = 0; k < 2; k++)
+            for (int o = 0; o < PANEL; o++)
+                values[k][o] = VALUES[from[o % 8 / 4 * 16 + (k * 2 + o / 8) * 4 + o % 4] >> (upper ? 4 : 0) & 15];
+        std::memcpy(&out, values, sizeof values);
+#endif
+    }
+
+    template <int ROWS, int COUNT>
+    __attribute__((always_inline)) void add(int64_t k, const float *x, int64_t x_row,
+                                            vf (&sums)[ROWS][COUNT * VECTORS]) const {
+        for (int panel = 0; panel < COUNT; panel++)
+            for (int pair = 0; pair < 2; pair++) {
+                vf weights[2][VECTORS];
+                decode(panels + panel * panel_size + k * (PANEL / 2), pair, weights);
+                for (int i = 0; i < 2; i++)
+                    for (int r = 0; r < ROWS; r++) {
+                        vf factor = splat(x[r * x_row + k + 2 * pair + i]);
+                        for (int j = 0; j < VECTORS; j++)
+                            sums[r][panel * VECTORS + j] = fma(factor, weights[i][j], sums[r][panel * VECTORS + j]);
+                    }
+            }
+    }
+};
+
+// Where a product's rows go and what happens to them.
+struct Target {
+    After after;
+    float *out;
+    int64_t row, columns;  // no more columns than these are stored
+};
+
+INLINE void finish(const Target &to, int64_t row, int64_t column, vf value) {
+    if (column >= to.columns) return;
+    float *out = to.out + row * to.row + column;
+    if (to.after == ADD) value = load(out) + value;
+    if (to.after == GELU) value = value * normal(value).cdf;
+    if (column + LANES <= to.columns) store(out, value);
+    else store_first(out, value, to.columns - column);
+}
+
+// ROWS rows of x times COUNT panels.
+template <int ROWS, int COUNT, class Source>
+void multiply_tile(const Source &source, const Matrix &m, int64_t panel, const float *x, int64_t x_row, int64_t row,
+                   const Target &to) {
+    vf sums[ROWS][COUNT * VECTORS];
+    if (m.kind != NF4) {
+        for (auto &of_row : sums)
+            for (vf &one : of_row) one = vf{};
+        for (int64_t k = 0; k < m.inputs; k += Source::STEP) source.template add<ROWS, COUNT>(k, x, x_row, sums);
+    } else {
+        vf totals[ROWS][COUNT * VECTORS];
+        for (auto &of_row : totals)
+            for (vf &one : of_row) one = vf{};
+        for (int64_t begin = 0; begin < m.inputs; begin += m.run) {
+            for (auto &of_row : sums)
+                for (vf &one : of_row) one = vf{};
+            for (int64_t k = begin; k < begin + m.run; k += Source::STEP)
+                source.template add<ROWS, COUNT>(k, x, x_row, sums);
+            for (int j = 0; j < COUNT * VECTORS; j++) {
+                int64_t run = (panel + j / VECTORS) * (m.inputs / m.run) + begin / m.run;
+                vf scale = load(m.scales + run * PANEL + j % VECTORS * LANES);
+                for (int r = 0; r < ROWS; r++) totals[r][j] = fma(sums[r][j], scale, totals[r][j]);
+            }
+        }
+        std::memcpy(&sums, &totals, sizeof sums);
+    }
+    for (int j = 0; j < COUNT * VECTORS; j++) {
+        int64_t column = panel * PANEL + j * LANES;
+        vf bias = load(m.bias + column);
+        for (int r = 0; r < ROWS; r++) finish(to, row + r, column, sums[r][j] + bias);
+    }
+}
+
+constexpr int panels_at_once(int rows, int sums) {
+    int count = sums / (rows * VECTORS);
+    return count >= 4 ? 4 : count >= 2 ? 2 : 1;
+}
+
+// `count` panels from `panel` on. `source(panel)` gives the weights.
+template <int ROWS, class Source>
+void multiply_panels(const Source &source, const Matrix &m, int64_t panel, int64_t count, const float *x,
+                     int64_t x_row, int64_t row, const Target &to) {
+    constexpr int COUNT = panels_at_once(ROWS, decltype(source(panel))::SUMS);
+    x += row * x_row;
+    for (; count >= COUNT; count -= COUNT, panel += COUNT)
+        multiply_tile<ROWS, COUNT>(source(panel), m, panel, x, x_row, row, to);
+    for (; count > 0; count--, panel++) multiply_tile<ROWS, 1>(source(panel), m, panel, x, x_row, row, to);
+}
+
+template <class Source>
+void multiply_rows(const Source &source, const Matrix &m, int64_t panel, int64_t count, const float *x, int64_t x_row,
+                   int64_t rows, const Target &to) {
+    auto tile = [&]<int ROWS>(int64_t row) {
+        if constexpr (ROWS <= TILE_ROWS) multiply_panels<ROWS>(source, m, panel, count, x, x_row, row, to);
+    };
+    int64_t row = 0;
+    for (; row + TILE_ROWS <= rows; row += TILE_ROWS) tile.template operator()<TILE_ROWS>(row);
+    switch (rows - row) {
+        case 5: return tile.template operator()<5>(row);
+        case 4: return tile.template operator()<4>(row);
+        case 3: return tile.template operator()<3>(row);
+        case 2: return tile.template operator()<2>(row);
+        case 1: return tile.template operator()<1>(row);
+    }
+}
+
+// One NF4 panel as floats [inputs, PANEL], not yet scaled.
+void decode_panel(const Matrix &m, int64_t panel, float *out) {
+    Codes codes(m, panel);
+    for (int64_t k = 0; k < m.inputs; k += Codes::STEP)
+        for (int pair = 0; pair < 2; pair++, out += 2 * PANEL) {
+            vf weights[2][VECTORS];
+            codes.decode(codes.panels + k * (PANEL / 2), pair, weights);
+            std::memcpy(out, &weights, sizeof weights);
+        }
+}
+
+// x [rows, inputs] W^T + bias, of the panels [begin, end). `decoded`: room for one panel of floats.
+void multiply(const Matrix &m, int64_t begin, int64_t end, const float *x, int64_t x_row, int64_t rows,
+              float *decoded, const Target &to) {
+    if (m.kind == NF4 && rows > TILE_ROWS) {
+        for (int64_t panel = begin; panel < end; panel++) {
+            decode_panel(m, panel, decoded);
+            auto source = [&](int64_t) { return Floats(decoded); };
+            multiply_rows(source, m, panel, 1, x, x_row, rows, to);
+        }
+        return;
+    }
+    int64_t group = rows > TILE_ROWS ? 1 : end - begin;
+    for (; begin < end; begin += group) {
+        int64_t count = std::min(group, end - begin);
+        if (m.kind == FLOAT32)
+            multiply_rows([&](int64_t p) { return Floats(m, p); }, m, begin, count, x, x_row, rows, to);
+        else if (m.kind == BFLOAT16)
+            multiply_rows([&](int64_t p) { return Halves(m, p); }, m, begin, count, x, x_row, rows, to);
+        else
+            multiply_rows([&](int64_t p) { return Codes(m, p); }, m, begin, count, x, x_row, rows, to);
+    }
+}
+
+INLINE int64_t padded(int64_t count) { return (count + PANEL - 1) / PANEL * PANEL; }
+
+// The sum of f over a row of whole vectors, each lane in order and then the lanes as a tree.
+template <class F>
+INLINE float row_sum(int64_t width, const F &f) {
+    vf total = vf{};
+    int64_t c = 0;
+    for (; c + LANES <= width; c += LANES) total += f(c);
+    if (c < width) {
+        vf last = f(c);
+        total += load_first(reinterpret_cast<const float *>(&last), width - c);
+    }
+    return sum(total);
+}
+
+// Rows are padded with zeros to whole panels, in x as in out.
+void normalize(const float *x, const Norm &norm, int64_t width, double epsilon, float *out) {
+    float mean = row_sum(width, [&](int64_t c) { return load(x + c); }) / float(width);
+    float square = row_sum(width, [&](int64_t c) {
+        vf d = load(x + c) - mean;
+        return d * d;
+    });
+    float factor = float(1 / std::sqrt(double(square / float(width)) + epsilon));
+    for (int64_t c = 0; c < width; c += LANES) {
+        int64_t rest = std::min<int64_t>(LANES, width - c);
+        vf scale = load_first(norm.scale + c, rest), bias = load_first(norm.bias + c, rest);
+        store(out + c, fma((load(x + c) - mean) * factor, scale, bias));
+    }
+    std::fill(out + width, out + padded(width), 0.0f);
+}
+
+template <class T>
+struct Step {
+    const Model &m;
+    const Rows &rows;
+    float *logits;
+    int64_t head_width, width_row, inner_row, qkv_row;
+    // [rows, a row padded to whole panels]. One panel more keeps the same input of a tile's rows in different sets of
+    // the cache.
+    float *x, *normed, *qkv, *context, *inner;
+    float *decoded, *attention;  // of each thread
+    int64_t decoded_size, attention_size;
+
+    static int64_t lanes(int64_t count) { return (count + LANES - 1) / LANES * LANES; }
+
+    Step(const Model &model, const Rows &r, float *out)
+        : m(model), rows(r), logits(out), head_width(model.width / model.heads), width_row(padded(model.width) + PANEL),
+          inner_row(padded(model.inner) + PANEL), qkv_row(padded(3 * model.width)),
+          decoded_size(std::max(model.width, model.inner) * PANEL), attention_size(2 * row_size()) {}
+
+    int64_t scratch_size(int threads) const {
+        return rows.count * (3 * width_row + qkv_row + inner_row) + threads * (decoded_size + attention_size);
+    }
+
+    void divide(float *scratch, int threads) {
+        auto take = [&](int64_t size) { return std::exchange(scratch, scratch + size); };
+        x = take(rows.count * width_row);
+        normed = take(rows.count * width_row);
+        context = take(rows.count * width_row);
+        qkv = take(rows.count * qkv_row);
+        inner = take(rows.count * inner_row);
+        decoded = take(threads * decoded_size);
+        attention = take(threads * attention_size);
+    }
+
+    // What one of `threads` does. All must arrive at each barrier.
+    void run(int thread, int threads) const {
+        auto my_rows = [&](int64_t count, const auto &body) {
+            for (int64_t i = count * thread / threads; i < count * (thread + 1) / threads; i++) body(i);
+        };
+        auto product = [&](const Matrix &w, const float *from, int64_t from_row, int64_t count, Target to) {
+            int64_t panels = (w.outputs + PANEL - 1) / PANEL;
+            multiply(w, panels * thread / threads, panels * (thread + 1) / threads, from, from_row, count,
+                     decoded + thread * decoded_size, to);
+            barrier(threads);
+        };
+        auto norm = [&](const Norm &n) {
+            my_rows(rows.count, [&](int64_t i) {
+                normalize(x + i * width_row, n, m.width, m.epsilon, normed + i * width_row);
+            });
+            barrier(threads);
+        };
+        my_rows(rows.count, [&](int64_t i) { embed(i); });
+        for (int64_t layer = 0; layer < m.blocks; layer++) {
+            const Layer &b = m.layers[layer];
+            norm(b.attention_norm);
+            product(b.query_key_value, normed, width_row, rows.count, {STORE, qkv, qkv_row, qkv_row});
+            my_rows(rows.count * m.heads, [&](int64_t i) { write_pages(layer, i / m.heads, i % m.heads); });
+            barrier(threads);
+            int64_t items = rows.count * m.heads;
+            attend(layer, items * thread / threads, items * (thread + 1) / threads, thread);
+            barrier(threads);
+            product(b.output, context, width_row, rows.count, {ADD, x, width_row, width_row});
+            norm(b.feed_forward_norm);
+            product(b.expand, normed, width_row, rows.count, {GELU, inner, inner_row, inner_row});
+            product(b.project, inner, inner_row, rows.count, {ADD, x, width_row, width_row});
+        }
+        int64_t needed = 0;
+        for (int64_t i = 0; i < rows.count; i++) {
+            if (rows.needs_logits && !rows.needs_logits[i]) continue;
+            if (needed % threads == thread)
+                normalize(x + i * width_row, m.final_norm, m.width, m.epsilon, normed + needed * width_row);
+            needed++;
+        }
+        barrier(threads);
+        product(m.head, normed, width_row, needed, {STORE, logits, m.vocabulary, m.vocabulary});
+    }
+
+    static void barrier(int threads) {
+        if (threads == 1) return;
+#ifdef _OPENMP
+#pragma omp barrier
+#endif
+    }
+
+    void embed(int64_t i) const {
+        const float *token = m.token_embedding + rows.token_ids[i] * m.width;
+        const float *position = m.position_embedding + rows.position[i] * m.width;
+        float *out = x + i * width_row;
+        for (int64_t c = 0; c < m.width; c++) out[c] = token[c] + position[c];
+        std::fill(out + m.width, out + width_row, 0.0f);
+        std::fill(context + i * width_row + m.width, context + (i + 1) * width_row, 0.0f);
+    }
+
+    void write_pages(int64_t layer, int64_t i, int64_t head) const {
+        int64_t page = rows.table[i * rows.table_width + rows.position[i] / rows.page_size];
+        int64_t at = ((page * m.heads + head) * rows.page_size + rows.position[i] % rows.page_size) * head_width;
+        const float *key = qkv + i * qkv_row + m.width + head * head_width, *value = key + m.width;
+        T *keys = static_cast<T *>(rows.key_pages[layer]) + at;
+        T *values = static_cast<T *>(rows.value_pages[layer]) + at;
+        for (int64_t c = 0; c < head_width; c++) {
+            keys[c] = from_float<T>(key[c]);
+            values[c] = from_float<T>(value[c]);
+        }
+    }
+
+    // A row's share of a head's pages, met block by block.
+    struct Item {
+        Pages<T> pages;
+        Row row;
+        int64_t at;
+
+        int64_t count() const { return std::min(BLOCK, row.seen - at); }
+        void find(int64_t width, Block<T> &block) const { pages.find(at, at + count(), width, block); }
+    };
+
+    // The rows and heads [begin, end), head by head as they lie in memory. The next block is on its way to the cache
+    // while one is met.
+    void attend(int64_t layer, int64_t begin, int64_t end, int thread) const {
+        if (begin == end) return;
+        float *scratch = attention + thread * attention_size;
+        Block<T> blocks[2];
+        Item item = open(layer, begin, scratch + begin % 2 * row_size());
+        item.find(head_width, blocks[0]);
+        for (int64_t number = 0;; number++) {
+            Item next = item;
+            next.at += BLOCK;
+            bool last = next.at >= item.row.seen;
+            if (last && begin + 1 < end) next = open(layer, begin + 1, scratch + (begin + 1) % 2 * row_size());
+            if (!last || begin + 1 < end) next.find(head_width, blocks[(number + 1) % 2]);
+            meet_block(item.row, blocks[number % 2], item.count(), head_width);
+            if (!last) next.row = item.row;
+            else close(item.row, begin++);
+            if (begin == end) return;
+            item = next;
+        }
+    }
+
+    Item open(int64_t layer, int64_t i, float *q) const {
+        int64_t page = m.heads * rows.page_size * head_width, head = i % m.heads;
+        i /= m.heads;
+        auto of_head = [&](void *const *pages) {
+            return static_cast<const T *>(pages[layer]) + head * rows.page_size * head_width;
+        };
+        const float *from = qkv + i * qkv_row + head * head_width;
+        float scale = float(1 / std::sqrt(double(head_width)));
+        for (int64_t c = 0; c < head_width; c++) q[c] = from[c] * scale;
+        std::fill(q + head_width, q + row_size(), 0.0f);
+        Pages<T> pages{of_head(rows.key_pages), of_head(rows.value_pages), page, head_width, page, head_width,
+                       rows.table + i * rows.table_width, rows.page_size};
+        return {pages, {q, q + row_size() / 2, -INFINITY, vf{}, rows.position[i] + 1}, 0};
+    }
+
+    void close(const Row &row, int64_t i) const {
+        float *to = context + i / m.heads * width_row + i % m.heads * head_width;
+        float factor = 1 / sum(row.total);
+        for (int64_t c = 0; c < head_width; c++) to[c] = row.out[c] * factor;
+    }
+
+    // Of a row's query and result.
+    int64_t row_size() const { return 2 * lanes(head_width); }
+};
+
+template <class T>
+void step(const Model &model, const Rows &rows, float *logits, int threads) {
+    Step<T> work(model, rows, logits);
+    std::unique_ptr<float[]> scratch(new float[work.scratch_size(threads)]);
+    work.divide(scratch.get(), threads);
+#ifdef _OPENMP
+    if (threads > 1) {
+#pragma omp parallel num_threads(threads)
+        work.run(omp_get_thread_num(), omp_get_num_threads());
+        return;
+    }
+#endif
+    work.run(0, 1);
+}
+
+bool fits(const Model &model, const Rows &rows) {
+    for (int64_t i = 0; i < rows.count; i++) {
+        int64_t used = rows.position[i] / rows.page_size + 1;
+        if (rows.token_ids[i] < 0 || rows.token_ids[i] >= model.vocabulary) return false;
+        if (rows.position[i] < 0 || rows.position[i] >= rows.positions || used > rows.table_width) return false;
+        for (int64_t j = 0; j < used; j++)
+            if (rows.table[i * rows.table_width + j] < 0 || rows.table[i * rows.table_width + j] >= rows.pages)
+                return false;
+    }
+    return true;
+}
+
+int worthwhile(const Model &model, const Rows &rows, int threads) {
+    int64_t between = rows.count * model.width * (4 * model.width + 2 * model.inner) / 5;
+    return int(std::max<int64_t>(1, std::min<int64_t>(threads, between / PARALLEL_WORK)));
+}
+
+}  // namespace
+
+// Writes the rows' keys and values into the pages and logits [rows that need them, vocabulary]. Returns 1, having done
+// nothing, if a token, position or table does not fit.
+EXPORT int riftco_decode_step(const Model *model, const Rows *rows, int64_t is_bf16, float *logits, int64_t threads) {
+    if (!fits(*model, *rows)) return 1;
+    auto run = is_bf16 ? step<bf16> : step<float>;
+    run(*model, *rows, logits, worthwhile(*model, *rows, int(threads)));
+    return 0;
+}

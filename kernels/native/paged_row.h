@@ -1,0 +1,147 @@
+// One query's attention over keys and values in pages, block by block of logical positions.
+//
+// A score is one chain of multiply-adds for each lane over the width and then a tree over the lanes; a block's weights
+// are taken against the running maximum; each element of the result is one chain over positions. So the bits depend
+// neither on page size and place nor on what else is computed at the same time. Nothing beyond what a query sees is
+// read for it, as the unwritten tail of a page may hold anything.
+
+#pragma once
+#include "simd.h"
+
+namespace {
+
+constexpr int64_t BLOCK = 64;
+constexpr int64_t LINE = 64;                      // bytes that the memory brings at once
+constexpr int SLAB = 4;                           // vectors of the result in registers at a time
+
+template <class T>
+struct Block {  // where the keys and values of a block of positions lie
+    const T *keys[BLOCK], *values[BLOCK];
+};
+
+// What a sequence's queries share.
+template <class T>
+struct Pages {
+    const T *keys, *values;  // of one head
+    int64_t key_page, key_slot, value_page, value_slot;
+    const int64_t *table;
+    int64_t page_size;
+
+    // Where the rows of a block's positions [begin, end) lie; they are on their way to the cache then.
+    void find(int64_t begin, int64_t end, int64_t width, Block<T> &block) const {
+        const T **key_rows = block.keys, **value_rows = block.values;
+        for (int64_t logical = begin / page_size, slot = begin % page_size; begin < end; logical++, slot = 0) {
+            int64_t stop = std::min(end, begin + page_size - slot), page = table[logical];
+            for (; begin < stop; begin++, slot++) {
+                *key_rows++ = keys + page * key_page + slot * key_slot;
+                *value_rows++ = values + page * value_page + slot * value_slot;
+                for (int64_t c = 0; c < width; c += LINE / int64_t(sizeof(T))) {
+                    __builtin_prefetch(key_rows[-1] + c);
+                    __builtin_prefetch(value_rows[-1] + c);
+                }
+            }
+        }
+    }
+};
+
+// The sums of the lanes of LANES vectors, each by the tree of `sum`.
+INLINE vf sums(const vf x[LANES]) {
+#if defined(__AVX2__) && RIFTCO_LANES == 8
+    __m256 halves[4], quarters[2];
+    for (int i = 0; i < 4; i++) {
+        __m256 a = bits<__m256>(x[i]), b = bits<__m256>(x[i + 4]);
+        halves[i] = _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+    }
+    for (int i = 0; i < 2; i++) {
+        __m256 a = halves[2 * i], b = halves[2 * i + 1];
+        quarters[i] = _mm256_add_ps(_mm256_shuffle_ps(a, b, 0x44), _mm256_shuffle_ps(a, b, 0xEE));
+    }
+    __m256 a = quarters[0], b = quarters[1];
+    return bits<vf>(_mm256_add_ps(_mm256_shuffle_ps(a, b, 0x88), _mm256_shuffle_ps(a, b, 0xDD)));
+#else
+    float out[LANES];
+    for (int i = 0; i < LANES; i++) out[i] = sum(x[i]);
+    return load(out);
+#endif
+}
+
+// scores[j] = q . key j. q is padded with zeros to whole vectors.
+template <class T>
+void score(const float *q, const T *const *keys, int64_t count, int64_t width, float *scores) {
+    int64_t whole = width / LANES * LANES, j = 0;
+    for (; j + LANES <= count; j += LANES) {
+        vf totals[LANES];
+        for (int i = 0; i < LANES; i++) totals[i] = vf{};
+        for (int64_t c = 0; c < whole; c += LANES) {
+            vf factor = load(q + c);
+            for (int i = 0; i < LANES; i++) totals[i] = fma(load(keys[j + i] + c), factor, totals[i]);
+        }
+        if (whole < width)
+            for (int i = 0; i < LANES; i++)
+                totals[i] = fma(load_first(keys[j + i] + whole, width - whole), load(q + whole), totals[i]);
+        store(scores + j, sums(totals));
+    }
+    for (; j < count; j++) {
+        vf total{};
+        for (int64_t c = 0; c < whole; c += LANES) total = fma(load(keys[j] + c), load(q + c), total);
+        if (whole < width) total = fma(load_first(keys[j] + whole, width - whole), load(q + whole), total);
+        scores[j] = sum(total);
+    }
+}
+
+// out[COUNT vectors from c on] += sum of weight j times value j.
+template <int COUNT, class T>
+INLINE void add_slab(const float *weights, const T *const *values, int64_t count, int64_t c, float *out) {
+    vf totals[COUNT];
+    for (int i = 0; i < COUNT; i++) totals[i] = load(out + c + i * LANES);
+    for (int64_t j = 0; j < count; j++) {
+        vf weight = splat(weights[j]);
+        for (int i = 0; i < COUNT; i++) totals[i] = fma(weight, load(values[j] + c + i * LANES), totals[i]);
+    }
+    for (int i = 0; i < COUNT; i++) store(out + c + i * LANES, totals[i]);
+}
+
+template <class T>
+void add_values(const float *weights, const T *const *values, int64_t count, int64_t width, float *out) {
+    int64_t c = 0;
+    for (; c + SLAB * LANES <= width; c += SLAB * LANES) add_slab<SLAB>(weights, values, count, c, out);
+    for (; c + LANES <= width; c += LANES) add_slab<1>(weights, values, count, c, out);
+    if (c == width) return;
+    vf total = load(out + c);
+    for (int64_t j = 0; j < count; j++)
+        total = fma(splat(weights[j]), load_first(values[j] + c, width - c), total);
+    store(out + c, total);
+}
+
+// One query's running softmax and sum of values.
+struct Row {
+    float *q, *out;  // [padded width]
+    float highest;
+    vf total;
+    int64_t seen;  // how many positions it sees
+};
+
+template <class T>
+void meet_block(Row &row, const Block<T> &block, int64_t count, int64_t width) {
+    float scores[BLOCK];
+    int64_t padded = (count + LANES - 1) / LANES * LANES;
+    std::fill(scores + count / LANES * LANES, scores + padded, -INFINITY);
+    score(row.q, block.keys, count, width, scores);
+    vf block_highest = load(scores);
+    for (int64_t j = LANES; j < padded; j += LANES) block_highest = maximum(load(scores + j), block_highest);
+    float highest = std::max(row.highest, largest(block_highest));
+    if (highest > row.highest) {
+        vf shrink = exponential(splat(row.highest - highest));
+        row.total = row.total * shrink;
+        for (int64_t c = 0; c < width; c += LANES) store(row.out + c, load(row.out + c) * shrink);
+        row.highest = highest;
+    }
+    for (int64_t j = 0; j < padded; j += LANES) {
+        vf weight = exponential(load(scores + j) - highest);
+        store(scores + j, weight);
+        row.total += weight;
+    }
+    add_values(scores, block.values, count, width, row.out);
+}
+
+}  // namespace

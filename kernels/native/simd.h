@@ -1,0 +1,200 @@
+// Vectors of float for every instruction set: GCC and Clang vector extensions, and the few intrinsics that these
+// cannot spell. A vector has RIFTCO_LANES lanes: what the compiler's target holds in one register.
+//
+// The whole library is compiled with -ffp-contract=off: a fused multiply-add is written `fma(a, b, c)`, and every
+// other product and sum rounds separately, as exact operations need.
+
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+#ifndef RIFTCO_LANES
+#if defined(__AVX512F__)
+#define RIFTCO_LANES 16
+#elif defined(__AVX2__)
+#define RIFTCO_LANES 8
+#else
+#define RIFTCO_LANES 4
+#endif
+#endif
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+#define INLINE static inline __attribute__((always_inline))
+
+constexpr int LANES = RIFTCO_LANES;
+typedef float vf __attribute__((vector_size(4 * LANES)));
+typedef int32_t vi __attribute__((vector_size(4 * LANES)));
+typedef uint32_t vu __attribute__((vector_size(4 * LANES)));
+typedef uint16_t vh __attribute__((vector_size(2 * LANES)));
+
+using bf16 = uint16_t;  // the upper half of a float32
+
+template <class T>
+INLINE T bits(const auto &value) {
+    static_assert(sizeof(T) == sizeof(value));
+    T out;
+    std::memcpy(&out, &value, sizeof(T));
+    return out;
+}
+
+INLINE vf splat(float value) { return value - vf{}; }  // x - 0 is x, bit for bit: one broadcast
+
+INLINE vf load(const float *from) {
+    vf out;
+    std::memcpy(&out, from, sizeof out);
+    return out;
+}
+
+INLINE void store(float *to, vf value) { std::memcpy(to, &value, sizeof value); }
+
+INLINE vf load(const bf16 *from) {
+    vh half;
+    std::memcpy(&half, from, sizeof half);
+    return bits<vf>(__builtin_convertvector(half, vu) << 16);
+}
+
+// Rounds to nearest, ties to even; NaN stays NaN.
+INLINE void store(bf16 *to, vf value) {
+    vu b = bits<vu>(value);
+    vu rounded = (b + 0x7FFF + ((b >> 16) & 1)) >> 16;
+    vi nan = value != value;
+    vh half = __builtin_convertvector(nan ? (b >> 16) | 0x40 : rounded, vh);
+    std::memcpy(to, &half, sizeof half);
+}
+
+INLINE float to_float(float value) { return value; }
+INLINE float to_float(bf16 value) { return bits<float>(uint32_t(value) << 16); }
+
+template <class T>
+INLINE T from_float(float value) {
+    if constexpr (sizeof(T) == 4) return value;
+    uint32_t b = bits<uint32_t>(value);
+    if (value != value) return T((b >> 16) | 0x40);
+    return T((b + 0x7FFF + ((b >> 16) & 1)) >> 16);
+}
+
+// The first `count` < LANES elements; the other lanes are 0.
+template <class T>
+INLINE vf load_first(const T *from, int64_t count) {
+    T part[LANES] = {};
+    std::memcpy(part, from, count * sizeof(T));
+    return load(part);
+}
+
+template <class T>
+INLINE void store_first(T *to, vf value, int64_t count) {
+    T part[LANES];
+    store(part, value);
+    std::memcpy(to, part, count * sizeof(T));
+}
+
+INLINE vf fma(vf a, vf b, vf c) {
+#if defined(__AVX512F__) && RIFTCO_LANES == 16
+    return bits<vf>(_mm512_fmadd_ps(bits<__m512>(a), bits<__m512>(b), bits<__m512>(c)));
+#elif defined(__FMA__) && RIFTCO_LANES == 8
+    return bits<vf>(_mm256_fmadd_ps(bits<__m256>(a), bits<__m256>(b), bits<__m256>(c)));
+#elif defined(__aarch64__) && RIFTCO_LANES == 4
+    return bits<vf>(vfmaq_f32(bits<float32x4_t>(c), bits<float32x4_t>(a), bits<float32x4_t>(b)));
+#else
+    return a * b + c;
+#endif
+}
+
+INLINE vf maximum(vf a, vf b) { return a > b ? a : b; }
+INLINE vf minimum(vf a, vf b) { return a < b ? a : b; }
+
+INLINE float sum(vf a) {
+    float part[LANES];
+    store(part, a);
+    for (int width = LANES / 2; width > 0; width /= 2)
+        for (int i = 0; i < width; i++) part[i] += part[i + width];
+    return part[0];
+}
+
+INLINE float largest(vf a) {
+    float part[LANES];
+    store(part, a);
+    for (int width = LANES / 2; width > 0; width /= 2)
+        for (int i = 0; i < width; i++) part[i] = std::max(part[i], part[i + width]);
+    return part[0];
+}
+
+// e^x to about 1 ulp for x in [-87, 88], 0 below, NaN for NaN. x = n ln 2 + r, |r| <= ln 2 / 2; e^r by its Taylor
+// series, whose next term is below 2^-26. Larger x saturate.
+INLINE vf exponential(vf x) {
+    vi underflow = x < -87.3f;
+    x = minimum(splat(88.3f), maximum(splat(-87.3f), x));  // in this order a NaN stays
+    vf shifted = fma(x, splat(1.44269504f), splat(12582912.0f));  // 1.5 * 2^23: rounds n into the low bits
+    vf n = shifted - 12582912.0f;
+    vf r = fma(n, splat(-0.693359375f), x);
+    r = fma(n, splat(2.12194440e-4f), r);
+    vf p = splat(1.0f / 5040);
+    p = fma(p, r, splat(1.0f / 720));
+    p = fma(p, r, splat(1.0f / 120));
+    p = fma(p, r, splat(1.0f / 24));
+    p = fma(p, r, splat(1.0f / 6));
+    p = fma(p, r, splat(0.5f));
+    p = fma(p, r, splat(1.0f));
+    p = fma(p, r, splat(1.0f));
+    vf scale = bits<vf>((bits<vi>(shifted) << 23) + (127 << 23));
+    return underflow ? vf{} : p * scale;
+}
+
+// The standard normal distribution: Phi(x), the probability of less than x, and its density phi(x).
+struct Normal {
+    vf cdf, density;
+};
+
+// Phi to about 1 ulp of 0.5, phi to 2 ulp for |x| < 4. Phi(-a) = exp(-a^2/2) M(a), where M, half the scaled
+// complementary error function of a / sqrt(2), is a polynomial in u = 1 / (1 + 0.26 a) with a relative error of 2e-8.
+INLINE Normal normal(vf x) {
+    // exp(-x^2/2) = 2^n 2^f, where 2^-127 counts as 0: the error of f that `exponential` avoids is as small as the power
+    vf y = maximum(x * x * -0.72134752f, splat(-127.0f));
+    vf shifted = y + 12582912.0f;  // 1.5 * 2^23: rounds n into the low bits
+    vf f = y - (shifted - 12582912.0f);
+    vf e = splat(0.00015461445f);
+    e = fma(e, f, splat(0.0013400428f));
+    e = fma(e, f, splat(0.009618057f));
+    e = fma(e, f, splat(0.05550327f));
+    e = fma(e, f, splat(0.2402265f));
+    e = fma(e, f, splat(0.6931472f));
+    e = fma(e, f, splat(1.0f));
+    e *= bits<vf>((bits<vi>(shifted) << 23) + (127 << 23));
+    vf a = bits<vf>(bits<vi>(x) & 0x7FFFFFFF);
+    vf u = 1.0f / fma(a, splat(0.26f), splat(1.0f));
+    vf p = splat(0.030905684f);
+    p = fma(p, u, splat(-0.15478514f));
+    p = fma(p, u, splat(0.25555533f));
+    p = fma(p, u, splat(-0.15563199f));
+    p = fma(p, u, splat(0.16421464f));
+    p = fma(p, u, splat(0.049617946f));
+    p = fma(p, u, splat(0.10339709f));
+    p = fma(p, u, splat(0.1029642f));
+    p = fma(p, u, splat(0.10376223f));
+    vf tail = e * u * p;
+    return {x < 0.0f ? tail : 1.0f - tail, e * 0.3989422804f};
+}
+
+// Calls body(begin, end) on parts of [0, count), on as many of `threads` as have at least `grain` items each.
+template <class Body>
+static void parallel_for(int64_t count, int64_t grain, int threads, const Body &body) {
+    int64_t parts = std::min<int64_t>(threads, (count + grain - 1) / std::max<int64_t>(grain, 1));
+    if (parts <= 1) {
+        if (count > 0) body(int64_t(0), count);
+        return;
+    }
+#ifdef _OPENMP
+#pragma omp parallel for num_threads(parts) schedule(static, 1)
+#endif
+    for (int64_t part = 0; part < parts; part++) body(part * count / parts, (part + 1) * count / parts);
+}

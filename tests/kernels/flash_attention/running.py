@@ -1,0 +1,35 @@
+"""One test body for every implementation, and tensors that lie among NaN."""
+
+import contextlib
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from kernels.dispatch import use
+from kernels.flash_attention import cpu
+from tests.kernels.lab import sanitize
+
+IMPLEMENTATIONS = ("torch", "native", "triton")
+
+
+@contextlib.contextmanager
+def running(implementation: str) -> Iterator[None]:
+    """Run one implementation, Triton interpreted and watched; what is allocated holds NaN."""
+    if implementation == "native" and not cpu.built:
+        pytest.skip("the native code is not built")
+    with contextlib.ExitStack() as stack:
+        if implementation == "triton":
+            stack.enter_context(sanitize())
+        stack.enter_context(use(implementation))
+        stack.callback(torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled())
+        torch.use_deterministic_algorithms(True)  # fills uninitialised memory
+        yield
+
+
+def among_nan(x: torch.Tensor) -> torch.Tensor:
+    """The same tensor inside a larger one that holds NaN, before, between and after its rows."""
+    room = torch.full([size + 2 for size in x.shape], math.nan, dtype=x.dtype)
+    inside = room[tuple(slice(1, -1) for _ in x.shape)]
+    return inside.copy_(x)
