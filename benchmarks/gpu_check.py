@@ -6,8 +6,8 @@
 Needs torch (2.11 or newer), triton (3.6 or newer) and numpy alone. Correctness: every operation, dtype and
 case against the definition in float64 on the CPU; the error may be twice that of torch's own operation in the
 same dtype (three times for gradients). Speed: medians of many runs with a cold cache, beside torch and, where
-they can be imported, Liger-Kernel and bitsandbytes, with the bandwidth and matrix rate of the same process. There
-is a deadline; what did not fit is listed.
+they can be imported, Liger-Kernel and bitsandbytes, with the bandwidth and matrix rate of the same process.
+There is a deadline; what did not fit is listed.
 """
 
 import argparse
