@@ -108,6 +108,8 @@ def mutant(kind: Kind, number: int) -> tuple[bytes, bytes]:
 def _blind(chance: random.Random, kind: Kind, seed: bytes) -> bytes:
     data = bytearray(seed)
     for _ in range(chance.choice((1, 1, 1, 2, 4))):
+        if not data:
+            break
         start, length = chance.randrange(len(data)), chance.choice((1, 2, 4, 8, 43, 200))
         match chance.randrange(7):
             case 0:
