@@ -312,6 +312,8 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=8.0, help="when to stop")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result here")
     arguments = parser.parse_args()
+    if not (arguments.dry or torch.cuda.is_available()):
+        parser.error("there is no GPU here; --dry runs small cases without one")
     deadline = time.monotonic() + 60 * arguments.minutes
     device = "cpu" if arguments.dry else "cuda"
     name = "Triton's interpreter" if arguments.dry else torch.cuda.get_device_name()

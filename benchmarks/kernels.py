@@ -13,13 +13,13 @@ from typing import Any
 
 sys.path[0] = str(Path(__file__).parents[1])  # the project, wherever this is run from
 
-from benchmarks import kernels_attention, kernels_decode, kernels_pointwise, kernels_weights
 from benchmarks.harness import main
+from benchmarks.kernel_rows import attention, decode, pointwise, weights
 
 
 def rows(quick: bool) -> Iterator[dict[str, Any]]:
     """The rows of all operations."""
-    for part in (kernels_attention, kernels_pointwise, kernels_weights, kernels_decode):
+    for part in (attention, pointwise, weights, decode):
         yield from part.rows(quick)
 
 

@@ -7,11 +7,8 @@ values, `scaled_dot_product_attention`, exact GELU, float32 weights, all rows in
 time; `limit_gb_s` what a sum over as many bytes reaches in the same run.
 """
 
-import sys
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -19,9 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks.harness import Row, main, row
+from benchmarks.harness import Row, row
+from benchmarks.kernel_rows.timing import one_thread, seconds
 from kernels.decode_step import DecodeWeights, decode_step
 from kernels.sampling import sample
 
@@ -109,9 +105,7 @@ def interleaved(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, t
         calls[name]()
     for number in range(rounds):
         for name in list(calls)[:: 1 if number % 2 else -1]:
-            begin = time.process_time()
-            calls[name]()
-            times[name].append(time.process_time() - begin)
+            times[name].append(seconds(calls[name]))
     return {name: (min(seconds), median(seconds)) for name, seconds in times.items()}
 
 
@@ -196,13 +190,5 @@ def sampling_rows(quick: bool) -> Iterator[Row]:
 
 def rows(quick: bool) -> list[Row]:
     """All rows of this benchmark, on one thread."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         return [*decode_rows(quick), *sampling_rows(quick)]
-    finally:
-        torch.set_num_threads(threads)
-
-
-if __name__ == "__main__":
-    main(__doc__, rows)

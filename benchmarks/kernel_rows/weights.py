@@ -6,13 +6,13 @@ not stay in the cache.
 """
 
 import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.nn.functional import linear
 
+from benchmarks.kernel_rows.timing import one_thread, read_limit, seconds
 from kernels import PackedNf4, adam_step, dequantize_nf4, lora_linear, nf4_linear, quantize_nf4
 
 SHAPE = (768, 3072)
@@ -22,15 +22,11 @@ COPIES = 8  # 75 MB dense, more than any cache
 
 def rows(quick: bool) -> list[dict[str, Any]]:
     """One row for each promise; `ratio` is the peer's time over ours."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         torch.manual_seed(0)
-        limit = _read_bandwidth()
+        limit = read_limit()
         found = [*_products(quick), _training_step(quick), *_bitsandbytes(quick), _adapted_step(quick)]
         return [{**row, "read_limit_gb_s": limit} for row in [*found, *_adam(quick)]]
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _compare(
@@ -48,9 +44,7 @@ def _compare(
     for _ in range(repeats):
         for name, call in (("ours", ours), ("theirs", theirs)):
             if call is not None:
-                begin = time.thread_time()
-                call()
-                times[name].append((time.thread_time() - begin) / calls * 1e6)
+                times[name].append(seconds(call) / calls * 1e6)
     least = {name: min(found) if found else None for name, found in times.items()}
     median = {name: statistics.median(found) if found else None for name, found in times.items()}
     mine, other = least["ours"], least["theirs"]
@@ -194,13 +188,3 @@ def _adam(quick: bool) -> list[dict[str, Any]]:
         )
         found.append({**row, "gb_s": 44 * count / row["ours"] / 1e3})
     return found
-
-
-def _read_bandwidth() -> float:
-    values = torch.ones(16_000_000)
-    seconds = []
-    for _ in range(7):
-        begin = time.thread_time()
-        values.sum()
-        seconds.append(time.thread_time() - begin)
-    return values.numel() * 4 / min(seconds) / 1e9

@@ -1,12 +1,10 @@
-"""Attention on one CPU thread beside torch's own: `python -m benchmarks.kernels_attention [--quick]`.
+"""Attention on one CPU thread beside torch's own.
 
 Both sides alternate and CPU time is taken, so that other processes disturb both alike. `ratio` compares the
 fastest runs, `median_ratio` the medians; achieved GFLOP/s or GB/s stand beside the limit measured in the same
 run.
 """
 
-import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -16,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from benchmarks.kernel_rows.timing import one_thread, product_limit, read_limit, seconds
 from kernels import flash_attention, kv_write, paged_attention
 
 HEADS, PAGE = 8, 16
@@ -23,16 +22,12 @@ HEADS, PAGE = 8, 16
 
 def rows(quick: bool) -> list[dict[str, Any]]:
     """Every comparison; `quick` takes the small sizes and few repeats."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         return [*_flash_rows(quick), *_paged_rows(quick)]
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _flash_rows(quick: bool) -> list[dict[str, Any]]:
-    limit = _product_limit()
+    limit = product_limit()
     cases = [(8, length, 32, torch.float32) for length in (256, 512)]
     if not quick:
         cases += [(2, 1024, 32, torch.float32), (1, 2048, 32, torch.float32)]
@@ -103,16 +98,16 @@ def _allocated(length: int) -> int:
 
 
 def _paged_rows(quick: bool) -> list[dict[str, Any]]:
-    limit = _read_limit()
+    limit = read_limit()
     found = []
     for dtype in (torch.float32, torch.bfloat16):
         q, keys, values, table, lengths = _sequences(16, dtype)
 
         def ours(arguments: tuple[Tensor, ...] = (q, keys, values, table, lengths)) -> float:
-            return _timed(lambda: paged_attention(*arguments))
+            return seconds(lambda: paged_attention(*arguments))
 
         def peer(arguments: tuple[Tensor, ...] = (q, keys, values, table, lengths)) -> float:
-            return _timed(lambda: _gathered(*arguments))
+            return seconds(lambda: _gathered(*arguments))
 
         mine, theirs = _alternate(ours, peer, 10 if quick else 60)
         moved = 2 * int(lengths.sum()) * HEADS * q.shape[-1] * q.element_size()
@@ -155,7 +150,9 @@ def _write_row(repeats: int) -> dict[str, Any]:
         keys[where], values[where] = new[0], new[1]
 
     ours, peer = _alternate(
-        lambda: _timed(lambda: kv_write(keys, values, new[0], new[1], slots)), lambda: _timed(index), repeats
+        lambda: seconds(lambda: kv_write(keys, values, new[0], new[1], slots)),
+        lambda: seconds(index),
+        repeats,
     )
     return _row("kv write of 256 tokens", ours, peer, "torch index_put", 1.0)
 
@@ -165,12 +162,6 @@ def _alternate(
 ) -> tuple[list[float], list[float]]:
     pairs = [(ours(), peer()) for _ in range(repeats + 1)][1:]
     return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-
-
-def _timed(call: Callable[[], Any]) -> float:
-    begin = time.process_time()
-    call()
-    return time.process_time() - begin
 
 
 def _row(work: str, ours: list[float], peer: list[float], name: str, target: float) -> dict[str, Any]:
@@ -186,28 +177,3 @@ def _row(work: str, ours: list[float], peer: list[float], name: str, target: flo
         "met": ratio >= target,
         "median_ratio": round(statistics.median(peer) / statistics.median(ours), 2),
     }
-
-
-def _product_limit() -> float:
-    """GFLOP/s of torch's float32 product on this thread."""
-    a, b = torch.randn(768, 768), torch.randn(768, 768)
-    return 2 * 768**3 / min(_timed(lambda: a @ b) for _ in range(8)) / 1e9
-
-
-def _read_limit() -> float:
-    """GB/s at which this thread sums numbers that the caches do not hold."""
-    x = torch.randn(1 << 25)
-    return x.nbytes / min(_timed(x.sum) for _ in range(8)) / 1e9
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--json")
-    arguments = parser.parse_args()
-    result = rows(arguments.quick)
-    for row in result:
-        print(row)
-    if arguments.json:
-        with open(arguments.json, "w") as file:
-            json.dump(result, file, indent=1)

@@ -1,0 +1,1 @@
+"""The rows of `benchmarks/kernels.py`, a module for each kind of operation."""
