@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+OLD_TRITON := $(VENV)/triton-3.6
 
-.PHONY: help demo test lint bench docs soak install-check clean
+.PHONY: help demo test lint bench docs soak old-triton install-check clean
 
 help: ## Show what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 8
@@ -28,7 +29,7 @@ lint: $(READY) ## ruff, mypy and the layering of the packages
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
 
-bench: $(READY) ## Every benchmark, as ratios against peers measured in the same run
+bench: $(READY) ## The quick benchmarks (benchmarks/training.py takes longer), as ratios against peers measured in the same run
 	@set -e; for subject in tokenizer storage kernels; do echo "== $$subject"; $(BIN)/python benchmarks/$$subject.py; done
 
 docs: $(READY) ## Check that the documentation's links lead somewhere
@@ -36,6 +37,12 @@ docs: $(READY) ## Check that the documentation's links lead somewhere
 
 soak: $(READY) ## The slow, full-size evidence
 	@$(BIN)/python -m pytest -m soak
+
+old-triton: $(READY) ## Compile every kernel with the Triton of torch 2.11 too
+	@test -d $(OLD_TRITON)/triton || $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
+		--target $(OLD_TRITON) 'triton==3.6.*'
+	@PYTHONPATH=$(OLD_TRITON) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/kernels/test_compiled.py \
+		-k 'sm_90 or gfx942'
 
 install-check: ## Install into a new environment and try the command there (minutes)
 	@.ci/check-install

@@ -5,6 +5,14 @@ from artifacts.canonical_json import canonical_json, parse_json
 from artifacts.checkpoint import TrainingCheckpoint
 from artifacts.errors import ArtifactError, BundleError, CheckpointError, DatasetError, StoreError
 from artifacts.files import write_atomic
+from artifacts.optimizer_state import (
+    AdamOptions,
+    AdamState,
+    AdamWOptions,
+    MuonOptions,
+    OptimizerScalars,
+    StepState,
+)
 from artifacts.packed_nf4 import PackedNf4Weight, QuantizedScales
 from artifacts.prepared import PreparedDataset, verify_prepared_dataset
 from artifacts.records import Ref, RunStage, StepRecord, Tag
@@ -12,12 +20,14 @@ from artifacts.remote import RemoteStore
 from artifacts.specs import ModelConfig, ParameterSpec, TokenizerSpec
 from artifacts.step_key import step_key
 from artifacts.store import Store
-from artifacts.training_state import AdamOptions, AdamState, BatchSourceState, LoraSpec, RandomState
+from artifacts.training_state import BatchSourceState, LoraSpec, RandomState
 from artifacts.transfer import pull, push
+from artifacts.workspace import Workspace
 
 __all__ = [
     "AdamOptions",
     "AdamState",
+    "AdamWOptions",
     "ArtifactError",
     "BatchSourceState",
     "BundleError",
@@ -26,6 +36,8 @@ __all__ = [
     "LoraSpec",
     "ModelBundle",
     "ModelConfig",
+    "MuonOptions",
+    "OptimizerScalars",
     "PackedNf4Weight",
     "ParameterSpec",
     "PreparedDataset",
@@ -35,11 +47,13 @@ __all__ = [
     "RemoteStore",
     "RunStage",
     "StepRecord",
+    "StepState",
     "Store",
     "StoreError",
     "Tag",
     "TokenizerSpec",
     "TrainingCheckpoint",
+    "Workspace",
     "canonical_json",
     "parse_json",
     "pull",

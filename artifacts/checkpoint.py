@@ -1,4 +1,4 @@
-"""`TrainingCheckpoint`, the `.riftckpt` artifact: all that an interrupted Adam run needs to go on bit by bit.
+"""`TrainingCheckpoint`, the `.riftckpt` artifact: all that an interrupted run needs to go on bit by bit.
 
 Like a bundle it is one immutable value whose identity is its content, and the reader accepts exactly what the
 writer would write. It knows arrays and numbers; taking them from a live run, and putting them back, is
@@ -26,9 +26,10 @@ from artifacts.checkpoint_manifest import (
 )
 from artifacts.errors import ArtifactError, CheckpointError, refused_as
 from artifacts.files import write_atomic
+from artifacts.optimizer_state import AdamState, OptimizerScalars
 from artifacts.packed_nf4 import PackedNf4Weight, decode_packed, encode_packed
 from artifacts.specs import ModelConfig, ParameterSpec
-from artifacts.training_state import AdamState, BatchSourceState, LoraSpec, RandomState, linear_specs
+from artifacts.training_state import BatchSourceState, LoraSpec, RandomState, linear_specs
 from artifacts.zip_layout import MANIFEST_NAME, archive
 from artifacts.zip_reader import ArchiveReader, open_archive
 
@@ -50,7 +51,7 @@ class TrainingCheckpoint:
         config: ModelConfig,
         values: NDArray[Any],
         *,
-        adam: AdamState,
+        optimizer: OptimizerScalars,
         first_moments: NDArray[Any],
         second_moments: NDArray[Any],
         python_random_state: RandomState,
@@ -62,17 +63,20 @@ class TrainingCheckpoint:
         full_sequence_attention: str = "materialized",
         activation_checkpointing: str = "disabled",
         metadata: Mapping[str, Any] | None = None,
-        format_version: int = 2,
+        format_version: int | None = None,
     ) -> None:
         """`values`: the dense base parameters, flat `[sum of counts]` in the order of `parameters`.
 
         The moments are flat in the order of the parameters that are trained: the adapters, whose values come
-        in `adapter_values`, if there is a `lora`, else the base. `packed_weights` replace all linear weights
-        of the base, in their order. `global_step` defaults to Adam's. All arrays are copied.
+        in `adapter_values`, if there is a `lora`, else the base. Matrices that Muon moves have no second
+        moment. `packed_weights` replace all linear weights of the base, in their order. `global_step`
+        defaults to the optimizer's, `format_version` to 2 for Adam, else 3. All arrays are copied.
 
         Raises TypeError for a wrong type and CheckpointError for values that contradict each other, are not
         finite as float32, or give a manifest of more than 1 MiB.
         """
+        if not isinstance(optimizer, OptimizerScalars):
+            raise TypeError(f"optimizer must be an AdamState or a StepState, got {optimizer!r}")
         with refused_as(CheckpointError):
             if (lora is None) != (adapter_values is None):
                 raise ArtifactError("lora", "a checkpoint has both lora and adapter_values, or neither")
@@ -89,16 +93,16 @@ class TrainingCheckpoint:
             manifest = CheckpointManifest(
                 config=config,
                 lora=lora,
-                adam=adam,
+                optimizer=optimizer,
                 python_random_state=python_random_state,
                 batch_source=batch_source,
-                global_step=adam.step_count if global_step is None else global_step,
+                global_step=optimizer.step_count if global_step is None else global_step,
                 full_sequence_attention=full_sequence_attention,
                 activation_checkpointing=activation_checkpointing,
                 packed_size=len(arrays[PACKED_NAME]) if PACKED_NAME in arrays else None,
                 digests=tuple(hashlib.sha256(array.data).hexdigest() for array in arrays.values()),
                 metadata=metadata_bytes(metadata),
-                format_version=format_version,
+                format_version=_version(optimizer) if format_version is None else format_version,
             )
             for name, parameters in _float_members(manifest).items():
                 require_count(_ARGUMENTS[name], arrays[name], sum(spec.count for spec in parameters))
@@ -129,7 +133,7 @@ class TrainingCheckpoint:
 
     @property
     def format_version(self) -> int:
-        """2, or 1 for a checkpoint that was read from a file of version 1 and is written as such again."""
+        """2 for Adam, 3 for the others; 1 if read from a file of version 1, and written as such again."""
         return self._manifest.format_version
 
     @property
@@ -168,24 +172,29 @@ class TrainingCheckpoint:
         return self._arrays.get(ADAPTER_NAME)
 
     @property
-    def adam(self) -> AdamState:
-        """Adam's settings and scalars."""
-        return self._manifest.adam
+    def optimizer(self) -> OptimizerScalars:
+        """The optimizer's settings and scalars; their type tells which it is."""
+        return self._manifest.optimizer
 
     @property
     def first_moments(self) -> Floats:
-        """Adam's running mean of the gradients: read-only float32, in the order of `trained_parameters`."""
+        """Running means of the gradients: read-only float32, in the order of `trained_parameters`."""
         return self._arrays[FIRST_MOMENTS_NAME]
 
     @property
     def second_moments(self) -> Floats:
-        """Adam's running mean of their squares: read-only float32, in the order of `trained_parameters`."""
+        """Running means of their squares: read-only float32, in the order of `second_moment_parameters`."""
         return self._arrays[SECOND_MOMENTS_NAME]
 
     @property
     def trained_parameters(self) -> tuple[ParameterSpec, ...]:
-        """The parameters that Adam owns: the adapters, if there are any, else the base."""
+        """The parameters that the optimizer owns: the adapters, if there are any, else the base."""
         return self._manifest.trained_parameters
+
+    @property
+    def second_moment_parameters(self) -> tuple[ParameterSpec, ...]:
+        """The trained parameters that have a second moment: all, but for the matrices that Muon moves."""
+        return self._manifest.second_moment_parameters
 
     @property
     def python_random_state(self) -> RandomState:
@@ -227,11 +236,13 @@ class TrainingCheckpoint:
             {} if self.adapter_values is None else named_views(self.adapter_parameters, self.adapter_values)
         )
 
-    def moment_tensors(self) -> dict[str, tuple[Floats, Floats]]:
-        """Read-only views of the first and second moments by parameter name, each in its shape."""
-        first = named_views(self.trained_parameters, self.first_moments)
-        second = named_views(self.trained_parameters, self.second_moments)
-        return {name: (first[name], second[name]) for name in first}
+    def first_moment_tensors(self) -> dict[str, Floats]:
+        """Read-only views of the first moments by parameter name, each in its shape."""
+        return named_views(self.trained_parameters, self.first_moments)
+
+    def second_moment_tensors(self) -> dict[str, Floats]:
+        """Read-only views of the second moments by parameter name, each in its shape."""
+        return named_views(self.second_moment_parameters, self.second_moments)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, TrainingCheckpoint) and self._checkpoint_id == other._checkpoint_id
@@ -291,10 +302,14 @@ class TrainingCheckpoint:
 
 def _float_members(manifest: CheckpointManifest) -> dict[str, tuple[ParameterSpec, ...]]:
     """The parameters whose values each float member holds."""
-    trained = manifest.trained_parameters
-    members = {VALUES_NAME: manifest.parameters, FIRST_MOMENTS_NAME: trained, SECOND_MOMENTS_NAME: trained}
+    members = {VALUES_NAME: manifest.parameters, FIRST_MOMENTS_NAME: manifest.trained_parameters}
+    members[SECOND_MOMENTS_NAME] = manifest.second_moment_parameters
     return members | ({ADAPTER_NAME: manifest.adapter_parameters} if manifest.lora else {})
 
 
 def _packed_bytes(weights: Sequence[PackedNf4Weight]) -> NDArray[np.uint8]:
     return np.frombuffer(encode_packed(weights), np.uint8)
+
+
+def _version(optimizer: OptimizerScalars) -> int:
+    return 2 if isinstance(optimizer, AdamState) else 3

@@ -6,7 +6,7 @@ weights are packed, so they are written and compared, never read.
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 from artifacts.arrays import FLOAT32
@@ -14,15 +14,9 @@ from artifacts.bundle_manifest import is_digest
 from artifacts.canonical_json import canonical_json, parse_json
 from artifacts.checks import require_choice, require_integer, require_keys
 from artifacts.errors import ArtifactError
+from artifacts.optimizer_state import OptimizerScalars, scalars_from_json, scalars_json
 from artifacts.specs import ModelConfig, ParameterSpec, parameters_json
-from artifacts.training_state import (
-    AdamOptions,
-    AdamState,
-    BatchSourceState,
-    LoraSpec,
-    RandomState,
-    linear_specs,
-)
+from artifacts.training_state import BatchSourceState, LoraSpec, RandomState, linear_specs
 from artifacts.zip_layout import MAXIMUM_MANIFEST_BYTES
 from artifacts.zip_reader import Described
 
@@ -38,12 +32,11 @@ _KEYS = {"format", "format_version", "checkpoint_id", "boundary", "global_step",
 _KEYS |= {"python_random_state", "batch_source", "members", "metadata"}
 _MODEL_KEYS = {"config", "full_sequence_attention", "activation_checkpointing", "quantized", "parameters"}
 _MODEL_KEYS |= {"values_file", "lora", "adapter_parameters", "adapter_values_file"}
-_OPTIMIZER_KEYS = {"type", "scope", "options", "step_count", "beta1_power", "beta2_power"}
-_OPTIMIZER_KEYS |= {"first_moments_file", "second_moments_file"}
+_OPTIMIZER_KEYS = {"scope", "first_moments_file", "second_moments_file"}  # besides those of its scalars
+_OPTIMIZERS = {1: ("adam",), 2: ("adam",), 3: ("adamw", "muon")}  # by format version
 _KINDS = {
     "config": ModelConfig,
     "lora": LoraSpec | None,
-    "adam": AdamState,
     "python_random_state": RandomState,
     "batch_source": BatchSourceState | None,
 }
@@ -59,7 +52,7 @@ class CheckpointManifest:
 
     config: ModelConfig
     lora: LoraSpec | None
-    adam: AdamState
+    optimizer: OptimizerScalars
     python_random_state: RandomState
     batch_source: BatchSourceState | None
     global_step: int
@@ -78,12 +71,18 @@ class CheckpointManifest:
             if not isinstance(getattr(self, name), kind):
                 raise TypeError(f"{name} must be a {kind}, got {type(getattr(self, name)).__name__}")
         try:
-            require_integer("format_version", self.format_version, 1, 2)
+            require_integer("format_version", self.format_version, 1, 3)
             require_integer("global_step", self.global_step, 0, None)
             require_choice("full_sequence_attention", self.full_sequence_attention, ("materialized", "flash"))
             require_choice("activation_checkpointing", self.activation_checkpointing, ("disabled", "block"))
         except ValueError as error:
             raise ArtifactError("manifest", str(error)) from error
+        if self.optimizer.name not in _OPTIMIZERS[self.format_version]:
+            raise ArtifactError(
+                "format",
+                f"a checkpoint of version {self.format_version} is of no {self.optimizer.name}: adam has the "
+                "versions 1 and 2, adamw and muon version 3",
+            )
         if self.packed_size is not None and self.format_version == 1:
             raise ArtifactError("format", "a checkpoint of version 1 has no packed weights: use version 2")
         if self.packed_size is not None and self.lora is None:
@@ -98,8 +97,13 @@ class CheckpointManifest:
 
     @property
     def trained_parameters(self) -> tuple[ParameterSpec, ...]:
-        """The parameters that Adam owns, in the order of its moments: the adapters, if there are any."""
+        """The parameters that the optimizer owns, in the order of its moments: the adapters, if any."""
         return self.adapter_parameters if self.lora else self.parameters
+
+    @property
+    def second_moment_parameters(self) -> tuple[ParameterSpec, ...]:
+        """Those of the trained parameters that have a second moment: all, but for matrices under Muon."""
+        return self.optimizer.with_second_moments(self.trained_parameters)
 
     def members(self) -> tuple[Described, ...]:
         """What the file must hold behind the manifest."""
@@ -108,7 +112,8 @@ class CheckpointManifest:
             sizes[PACKED_NAME] = self.packed_size
         if self.lora:
             sizes[ADAPTER_NAME] = _float_bytes(self.adapter_parameters)
-        sizes[FIRST_MOMENTS_NAME] = sizes[SECOND_MOMENTS_NAME] = _float_bytes(self.trained_parameters)
+        sizes[FIRST_MOMENTS_NAME] = _float_bytes(self.trained_parameters)
+        sizes[SECOND_MOMENTS_NAME] = _float_bytes(self.second_moment_parameters)
         if len(self.digests) != len(sizes):
             raise ArtifactError("members", f"the members of this checkpoint must be {', '.join(sizes)}")
         return tuple(
@@ -149,13 +154,8 @@ class CheckpointManifest:
         }
 
     def _optimizer_json(self) -> dict[str, Any]:
-        return {
-            "type": "adam",
+        return scalars_json(self.optimizer) | {
             "scope": "adapter" if self.lora else "model",
-            "options": asdict(self.adam.options),
-            "step_count": self.adam.step_count,
-            "beta1_power": self.adam.beta1_power,
-            "beta2_power": self.adam.beta2_power,
             "first_moments_file": FIRST_MOMENTS_NAME,
             "second_moments_file": SECOND_MOMENTS_NAME,
         }
@@ -190,25 +190,18 @@ class CheckpointManifest:
         require_keys("manifest.json", value, _KEYS)
         if value["format"] != _FORMAT:
             raise ArtifactError("format", f"format must be {_FORMAT!r}, got {value['format']!r}")
-        if type(value["format_version"]) is not int or value["format_version"] not in (1, 2):
-            raise ArtifactError("format", f"format_version must be 1 or 2, got {value['format_version']!r}")
+        version = value["format_version"]
+        if type(version) is not int or version not in _OPTIMIZERS:
+            raise ArtifactError("format", f"format_version must be 1, 2 or 3, got {version!r}")
         model, optimizer, members = value["model"], value["optimizer"], value["members"]
-        require_keys(
-            "model", model, _MODEL_KEYS | ({"packed_state_file"} if value["format_version"] > 1 else set())
-        )
-        require_keys("optimizer", optimizer, _OPTIMIZER_KEYS)
+        require_keys("model", model, _MODEL_KEYS | ({"packed_state_file"} if version > 1 else set()))
         if not isinstance(value["metadata"], dict):
             raise TypeError("metadata must be an object")
         batch_source = value["batch_source"]
         return cls(
             config=_config(model),
             lora=None if model["lora"] is None else LoraSpec.from_json(model["lora"]),
-            adam=AdamState(
-                AdamOptions.from_json(optimizer["options"]),
-                optimizer["step_count"],
-                optimizer["beta1_power"],
-                optimizer["beta2_power"],
-            ),
+            optimizer=scalars_from_json(optimizer, _OPTIMIZERS[version], _OPTIMIZER_KEYS),
             python_random_state=RandomState.from_json(value["python_random_state"]),
             batch_source=None if batch_source is None else BatchSourceState.from_json(batch_source),
             global_step=value["global_step"],
@@ -217,7 +210,7 @@ class CheckpointManifest:
             packed_size=_packed_size(members) if model["quantized"] is True else None,
             digests=_digests(members),
             metadata=canonical_json(value["metadata"]),
-            format_version=value["format_version"],
+            format_version=version,
         )
 
 

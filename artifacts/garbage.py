@@ -4,7 +4,9 @@ The collector holds the store alone. It first syncs every folder of references: 
 moved without syncing could otherwise move back at a power loss, to an object that is gone by then.
 """
 
+import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -31,6 +33,8 @@ class Collected:
     """Files that killed processes left."""
     purged: list[Path]
     """Folders of the quarantine deleted for good."""
+    abandoned: list[Path]
+    """Folders of what steps were to go on from, which nothing has touched for the days that are kept."""
 
 
 def collect(
@@ -63,6 +67,7 @@ def collect(
             found = sorted((store.root / "tmp").glob("*"))
             temporary = [path for path in found if path.is_file() and not path.is_symlink()]
         purged = store.objects.quarantined(before)
+        abandoned = _abandoned(store, max(keep_days, 1))
         if not dry_run:
             for name in dropped:
                 store.references.remove(name)
@@ -72,8 +77,24 @@ def collect(
             with writing(store.root):
                 for path in temporary:
                     path.unlink()
+                for folder in abandoned:
+                    with suppress(FileNotFoundError):  # its step has just ended
+                        shutil.rmtree(folder)
             purged = store.objects.purge(before)
-    return Collected(dropped, garbage, size, temporary, purged)
+    return Collected(dropped, garbage, size, temporary, purged, abandoned)
+
+
+def _abandoned(store: Store, days: int) -> list[Path]:
+    """Workspaces that have not changed for so many days and that nobody is at work in."""
+    oldest = (datetime.now(UTC) - timedelta(days=days)).timestamp()
+    found = []
+    with reading(store.root):
+        for folder in sorted((store.root / "work").glob("*")):
+            with suppress(FileNotFoundError):
+                at_work = (store.root / "locks" / f"{folder.name}.lock").exists()  # gone when its step ends
+                if folder.is_dir() and folder.stat().st_mtime < oldest and not at_work:
+                    found.append(folder)
+    return found
 
 
 def _unnamed(store: Store, references: Mapping[str, bytes]) -> list[str]:

@@ -43,6 +43,7 @@ from artifacts.reference_folder import ReferenceFolder
 from artifacts.selection import reachable
 from artifacts.step_key import step_key
 from artifacts.store_folder import ensure, locate, require
+from artifacts.workspace import Workspace
 
 Durability = Literal["full", "none"]
 Decoded = TypeVar("Decoded")
@@ -56,7 +57,7 @@ class Store:
 
     def __init__(self, root: Path, *, durability: Durability = "full") -> None:
         """For `open`, which also makes sure that `root` is a store."""
-        sync = durability != "none"
+        self._sync = sync = durability != "none"
         self.root = root
         self.lock = StoreLock(root)
         self.objects = ObjectFolder(root, sync=sync)
@@ -204,6 +205,10 @@ class Store:
         """All step records by key."""
         records = {key: self.recall(key) for key in self.references.names("steps") if is_digest(key)}
         return {key: record for key, record in records.items() if record}
+
+    def workspace(self, key: str) -> Workspace:
+        """Where the step with this key keeps what it can go on from while it is at work."""
+        return Workspace(self.root / "work" / _checked_key(key), sync=self._sync)
 
     # Names
 

@@ -5,7 +5,7 @@ from artifacts.errors import ArtifactError, StoreError
 
 MARKER_NAME = "STORE.json"
 MARKER = canonical_json({"format": "riftco-store", "version": 1, "hash": "sha256"})
-OWN_ENTRIES = frozenset({MARKER_NAME, "objects", "refs", "tmp", "quarantine", "locks"})
+OWN_ENTRIES = frozenset({MARKER_NAME, "objects", "refs", "tmp", "quarantine", "locks", "work"})
 """Names directly in a store; whatever else is there belongs to something that is no store."""
 
 

@@ -1,4 +1,4 @@
-"""What an interrupted run needs beside its arrays: Adam, random generators, data position, adapters.
+"""What an interrupted run needs beside its arrays and its optimizer: generators, data position, adapters.
 
 Plain values without behaviour; their JSON forms are those of a checkpoint's manifest. The numbers that the
 format keeps as float32 are rounded to it when a value is made.
@@ -23,7 +23,6 @@ PROJECTIONS = (
     "language_model_head",
 )
 
-_SMALLEST_NORMAL = 2.0**-1022
 _MT19937_WORDS = 624
 
 
@@ -159,64 +158,3 @@ def linear_specs(config: ModelConfig) -> tuple[ParameterSpec, ...]:
     """The weights of a model's linear layers, those that adapters and NF4 apply to, [output, input]."""
     specs = config.parameter_specs()
     return tuple(spec for spec in specs if spec.name.removesuffix(".weight").endswith(PROJECTIONS))
-
-
-@dataclass(frozen=True, slots=True)
-class AdamOptions:
-    """Settings of Adam; the first five are rounded to float32."""
-
-    learning_rate: float = 1e-3
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
-    maximum_gradient_norm: float = 1.0
-    state_storage: str = "contiguous"
-    page_size: int = 4096
-
-    def __post_init__(self) -> None:
-        """Raise TypeError or ValueError for settings that Adam refuses."""
-        for name in ("learning_rate", "beta1", "beta2", "epsilon", "maximum_gradient_norm"):
-            object.__setattr__(self, name, positive_float32(name, getattr(self, name)))
-        for name in ("beta1", "beta2"):
-            if getattr(self, name) >= 1:
-                raise ValueError(f"{name} must be below 1 as float32, got {getattr(self, name)}")
-        require_choice("state_storage", self.state_storage, ("contiguous", "paged"))
-        require_integer("page_size", self.page_size, 1, 2**64 - 1)
-
-    @classmethod
-    def from_json(cls, value: Any) -> Self:
-        """The settings in a manifest; TypeError or ValueError unless they are some."""
-        require_keys("optimizer options", value, {field.name for field in fields(cls)})
-        return cls(**value)
-
-
-@dataclass(frozen=True, slots=True)
-class AdamState:
-    """Adam's settings and scalars after `step_count` steps; the powers are running products of the betas."""
-
-    options: AdamOptions
-    step_count: int
-    beta1_power: float
-    beta2_power: float
-
-    def __post_init__(self) -> None:
-        """Raise TypeError or ValueError unless the powers belong to the step.
-
-        A power may differ from beta ** step by a relative 1e-12, the rounding of a running product; once that
-        is below the smallest normal number, by anything below it.
-        """
-        if not isinstance(self.options, AdamOptions):
-            raise TypeError(f"options must be AdamOptions, got {self.options!r}")
-        require_integer("step_count", self.step_count, 0, 2**64 - 1)
-        for name, beta in (("beta1_power", self.options.beta1), ("beta2_power", self.options.beta2)):
-            power, expected = getattr(self, name), beta**self.step_count
-            if type(power) is not float:
-                raise TypeError(f"{name} must be a float, got {power!r}")
-            if expected <= _SMALLEST_NORMAL:
-                fits = 0 <= power <= _SMALLEST_NORMAL
-            else:
-                fits = abs(power - expected) <= 1e-12 * expected
-            if not fits:
-                raise ValueError(
-                    f"{name} must be {beta} ** {self.step_count} = {expected} but for rounding, got {power}"
-                )

@@ -3,8 +3,9 @@
 Prefect and torch are imported inside the commands, so that `--help` and `plan` are quick.
 """
 
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -14,11 +15,12 @@ from rich.table import Table
 from artifacts import Ref, Store, write_atomic
 from riftco.cli import Assignments, ConfigFile, app
 from riftco.commands import user_errors
-from riftco.config import PipelineConfig
+from riftco.config import FinetuneFlowConfig, PipelineConfig, PretrainFlowConfig
 from riftco.errors import InputError
 from riftco.settings import load_config
 
 if TYPE_CHECKING:
+    from flows.dag import FlowConfig
     from tasks.plan import PlanRunner
 
 run_app = typer.Typer(no_args_is_help=True, help="Run a flow; a local Prefect server comes and goes with it.")
@@ -26,6 +28,12 @@ app.add_typer(run_app, name="run")
 Stage = Annotated[list[str] | None, typer.Option("--force", help="Run this stage again; may be repeated.")]
 FromStage = Annotated[str | None, typer.Option("--from-stage", help="Run this stage and all after it again.")]
 RUNS = Path("runs")
+Flow = Literal["pipeline", "pretrain", "finetune"]
+_DEFAULTS: dict[Flow, "FlowConfig"] = {
+    "pipeline": PipelineConfig(),
+    "pretrain": PretrainFlowConfig(),
+    "finetune": FinetuneFlowConfig(),
+}
 
 
 @run_app.command("pipeline")
@@ -44,29 +52,48 @@ def run_pipeline(
 
         riftco run pipeline --set name=plays --set corpus.path=plays.txt --set instructions.path=tasks.jsonl
     """
-    from flows.local_server import local_prefect
+    _run("pipeline", config, assignments, force, from_stage)
 
-    with user_errors():
-        settings = load_config(PipelineConfig(), config, assignments or ())
-        store = Store.open()
-        planned = _plan(store, settings)  # what is wrong is told before a server is started
-        for stage in [*(force or ()), *([from_stage] if from_stage else [])]:
-            if stage not in planned.names:
-                stages = ", ".join(stage.stage for stage in planned.stages)
-                raise InputError(f"no stage is called {stage}; the stages are {stages}")
-        with local_prefect():
-            from flows.pipeline import pipeline
 
-            results = pipeline(settings, tuple(force or ()), from_stage)
-        _lay_out(store, settings.name, results, [stage.stage for stage in planned.stages])
+@run_app.command("pretrain")
+def run_pretrain(
+    config: ConfigFile = None,
+    assignments: Assignments = None,
+    force: Stage = None,
+    from_stage: FromStage = None,
+) -> None:
+    """Raw text to a new model: corpus, tokenizer, pretraining, stories.
+
+    Example: `riftco run pretrain -s name=plays -s corpus.path=plays.txt -s pretraining.steps=2000`
+    """
+    _run("pretrain", config, assignments, force, from_stage)
+
+
+@run_app.command("finetune")
+def run_finetune(
+    config: ConfigFile = None,
+    assignments: Assignments = None,
+    force: Stage = None,
+    from_stage: FromStage = None,
+) -> None:
+    """A model and instructions to a tuned one: tuning, answers to held-out questions, serving.
+
+    Example: `riftco run finetune -s name=chat -s base=plays/pretrain -s instructions.path=tasks.jsonl
+    -s post_training.fine_tuning_method=qlora`
+    """
+    _run("finetune", config, assignments, force, from_stage)
 
 
 @app.command()
-def plan(config: ConfigFile = None, assignments: Assignments = None) -> None:
-    """Say what `run pipeline` would do with the same settings, and why, without doing it."""
+def plan(
+    flow: Annotated[Flow, typer.Argument(help="Which flow.")] = "pipeline",
+    config: ConfigFile = None,
+    assignments: Assignments = None,
+) -> None:
+    """Say what `run` would do with the same settings, and why, without doing it."""
     with user_errors():
-        settings = load_config(PipelineConfig(), config, assignments or ())
-        runner = _plan(Store.preview(), settings)
+        settings = load_config(_DEFAULTS[flow], config, assignments or ())
+        runner = _plan(flow, Store.preview(), settings)
         table = Table("stage", "status", "why", box=None)
         for stage in runner.stages:
             table.add_row(stage.stage, stage.status, stage.reason)
@@ -76,29 +103,55 @@ def plan(config: ConfigFile = None, assignments: Assignments = None) -> None:
         console.print(f"{len(runner.stages) - waiting} of {len(runner.stages)} stages are up to date")
 
 
-def _plan(store: Store, settings: PipelineConfig) -> "PlanRunner":
+def _run(
+    flow: Flow,
+    config: Path | None,
+    assignments: list[str] | None,
+    force: list[str] | None,
+    from_stage: str | None,
+) -> None:
+    from flows.local_server import local_prefect
+
+    with user_errors():
+        settings = load_config(_DEFAULTS[flow], config, assignments or ())
+        store = Store.open()
+        planned = _plan(flow, store, settings)  # what is wrong is told before a server is started
+        for stage in [*(force or ()), *([from_stage] if from_stage else [])]:
+            if stage not in planned.names:
+                stages = ", ".join(stage.stage for stage in planned.stages)
+                raise InputError(f"no stage is called {stage}; the stages are {stages}")
+        with local_prefect():
+            run = getattr(import_module(f"flows.{flow}"), flow)
+            results = run(settings, tuple(force or ()), from_stage)
+        _lay_out(store, settings.name, results, [stage.stage for stage in planned.stages])
+
+
+def _plan(flow: Flow, store: Store, settings: "FlowConfig") -> "PlanRunner":
     """The plan of a run; bad input is an InputError."""
-    from flows.dag import Sources, pipeline_dag
+    from flows import dag
     from tasks.plan import PlanRunner
 
-    sources = Sources.read(settings, store=None)
+    sources = dag.Sources.read(settings, store, put=False)
     with PlanRunner(store, settings.name) as runner:
-        pipeline_dag(settings, sources)
+        getattr(dag, f"{flow}_dag")(settings, sources)
     return runner
 
 
 def _lay_out(store: Store, run: str, results: dict[str, Ref], stages: list[str]) -> None:
-    """Put the report under `runs/<run>`, print it, and list every result with its id and path."""
+    """Put report and picture under `runs/<run>`, print the one, and list every result with its path."""
     folder = RUNS / run
-    for name, ref in (("report.md", results["report"]), ("loss.png", results["plot"])):
-        write_atomic(folder / name, store.read_bytes(ref), mode=0o644)
-    console = Console()
-    console.print(Markdown(store.read_bytes(results["report"]).decode()))
+    files = {"report": "report.md", "plot": "loss.png"}
+    for name, file in files.items():
+        if name in results:
+            write_atomic(folder / file, store.read_bytes(results[name]), mode=0o644)
+    if "report" in results:
+        Console().print(Markdown(store.read_bytes(results["report"]).decode()))
     made = store.run_stages(run)
     for stage in stages:
         for name, ref in made[stage].record.results.items():
             typer.echo(f"{stage + '/' + name:32} {_short(store.path(ref))}")
-    typer.echo(f"Report: {folder / 'report.md'}   Loss: {folder / 'loss.png'}")
+    laid_out = (f"{name.capitalize()}: {folder / file}" for name, file in files.items() if name in results)
+    typer.echo("   ".join(laid_out))
 
 
 def _short(path: Path) -> str:

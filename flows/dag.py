@@ -1,63 +1,81 @@
-"""The pipeline's DAG as a plain function over steps: run here, only planned, or run under Prefect."""
+"""The DAGs as plain functions over steps: run here, only planned, or run under Prefect."""
 
 import hashlib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Self
 
-from artifacts import Ref, Store
-from riftco.config import PipelineConfig
+from artifacts import ModelBundle, Ref, Store
+from riftco.config import FinetuneFlowConfig, PipelineConfig, PretrainFlowConfig, PretrainingConfig
 from riftco.data import load_instructions, read_corpus
+from riftco.errors import InputError
 from tasks.call import Results
 from tasks.evaluate import answer_questions, sample_stories
 from tasks.prepare import fit_tokenizer, prepare_corpus, prepare_instructions
-from tasks.report import report
+from tasks.report import plot_loss, report
 from tasks.serve import check_serving
 from tasks.train import post_train, pretrain, select_rank, tune_rank
+
+FlowConfig = PipelineConfig | PretrainFlowConfig | FinetuneFlowConfig
 
 
 @dataclass(frozen=True)
 class Sources:
     """The user's own files as content: a step is keyed by what is in them, not by where they lie."""
 
-    corpus: Ref | None
-    instructions: Ref | None
+    corpus: Ref | None = None
+    instructions: Ref | None = None
+    base: Ref | None = None
 
     @classmethod
-    def read(cls, config: PipelineConfig, store: Store | None) -> Self:
-        """Read the files the configuration names and put them in the store; without one, only hash them.
+    def read(cls, config: FlowConfig, store: Store, *, put: bool) -> Self:
+        """Read what the configuration names, and with `put` store the files; else only hash them.
 
-        InputError with file, line and remedy for what is not UTF-8 text or instruction JSONL.
+        InputError with file, line and remedy for what is not UTF-8 text or instruction JSONL; BundleError or
+        StoreError for a base that is no model.
         """
-        text = None if config.corpus.path is None else read_corpus(config.corpus.path).encode()
-        path = config.instructions.path
-        lines = None
-        if path is not None:
-            load_instructions(path)
-            with open(path, "rb") as file:
-                lines = file.read()
-        return cls(_content(store, "text", text), _content(store, "instructions", lines))
+        to = store if put else None
+        text = lines = base = None
+        if not isinstance(config, FinetuneFlowConfig) and config.corpus.path is not None:
+            text = read_corpus(config.corpus.path).encode()
+        if not isinstance(config, PretrainFlowConfig) and config.instructions.path is not None:
+            load_instructions(config.instructions.path)
+            lines = Path(config.instructions.path).read_bytes()
+        if isinstance(config, FinetuneFlowConfig):
+            base = _base(config.base, store, to)
+        return cls(_content(to, "text", text), _content(to, "instructions", lines), base)
 
 
-def _content(store: Store | None, kind: str, data: bytes | None) -> Ref | None:
-    if data is None:
-        return None
-    return store.put_bytes(kind, data) if store else Ref(kind, hashlib.sha256(data).hexdigest(), "")
+def pretrain_dag(config: PretrainFlowConfig, sources: Sources) -> Results:
+    """Raw text to a model; its bundle, the picture of its loss and what it writes."""
+    corpus = prepare_corpus(source=sources.corpus, config=config.corpus)
+    trained = _pretrained(corpus, config.pretraining)
+    samples = sample_stories(bundle=trained["bundle"], corpus_facts=corpus["facts"], config=config.evaluation)
+    plot = plot_loss(
+        title="Pretraining loss",
+        metrics=trained["metrics"],
+        scores=trained["scores"],
+        corpus_facts=corpus["facts"],
+    )
+    return {"bundle": trained["bundle"], "plot": plot["plot"], "samples": samples["samples"]}
+
+
+def finetune_dag(config: FinetuneFlowConfig, sources: Sources) -> Results:
+    """A model and instructions to a tuned, served one; its bundle, picture of the loss and answers."""
+    assert sources.base is not None, "the sources of a finetune flow have a base"
+    instructions = prepare_instructions(source=sources.instructions, config=config.instructions)
+    tuned = post_train(base=sources.base, training=instructions["train"], config=config.post_training)
+    plot = plot_loss(title="Tuning loss", metrics=tuned["metrics"])
+    answers = answer_questions(bundle=tuned["bundle"], test=instructions["test"], config=config.evaluation)
+    check_serving(bundle=tuned["bundle"], test=instructions["test"], config=config.serving)
+    return {"bundle": tuned["bundle"], "plot": plot["plot"], "answers": answers["answers"]}
 
 
 def pipeline_dag(config: PipelineConfig, sources: Sources) -> Results:
     """Raw text and instructions to a served model; the results of the report."""
     corpus = prepare_corpus(source=sources.corpus, config=config.corpus)
     instructions = prepare_instructions(source=sources.instructions, config=config.instructions)
-    pretraining = config.pretraining
-    tokenizer = fit_tokenizer(
-        corpus=corpus["training"],
-        method=pretraining.tokenizer_method,
-        vocabulary_size=pretraining.vocabulary_size,
-        minimum_pair_frequency=pretraining.minimum_pair_frequency,
-    )["tokenizer"]
-    pretrained = pretrain(
-        training=corpus["training"], validation=corpus["validation"], tokenizer=tokenizer, config=pretraining
-    )
+    pretrained = _pretrained(corpus, config.pretraining, instructions["train"])
     base = pretrained["bundle"]
     samples = sample_stories(bundle=base, corpus_facts=corpus["facts"], config=config.evaluation)
     tuned = post_train(base=base, training=instructions["train"], config=config.post_training)["bundle"]
@@ -76,6 +94,7 @@ def pipeline_dag(config: PipelineConfig, sources: Sources) -> Results:
         test=instructions["test"],
         context_size=config.rank_sweep.training.context_size,
         batch_size=config.rank_sweep.training.batch_size,
+        loss_scope=config.rank_sweep.training.loss_scope,
     )
     bundles = {"pretrained": base, "tuned": tuned, "best-rank": best["bundle"]}
     answers = {
@@ -96,3 +115,35 @@ def pipeline_dag(config: PipelineConfig, sources: Sources) -> Results:
         exchanges=served["exchanges"],
         bundles=bundles,
     )
+
+
+def _pretrained(corpus: Results, config: PretrainingConfig, instructions: Ref | None = None) -> Results:
+    """The results of fitting a tokenizer on training texts and pretraining on the corpus."""
+    tokenizer = fit_tokenizer(
+        corpus=corpus["training"],
+        instructions=instructions,
+        method=config.tokenizer_method,
+        vocabulary_size=config.vocabulary_size,
+        minimum_pair_frequency=config.minimum_pair_frequency,
+        end_of_text=config.end_of_text,
+    )["tokenizer"]
+    return pretrain(
+        training=corpus["training"], validation=corpus["validation"], tokenizer=tokenizer, config=config
+    )
+
+
+def _base(name: str, store: Store, to: Store | None) -> Ref:
+    """The bundle of a file or of a name in the store."""
+    if not (name.endswith(".rift") or Path(name).is_file()):
+        ref = store.resolve(name)
+        if ref.kind != "bundle":
+            raise InputError(f"base {name} is of kind {ref.kind}, not a model; name a bundle")
+        return ref
+    bundle = ModelBundle.load(name)
+    return to.put_bundle(bundle) if to else Ref("bundle", hashlib.sha256(Path(name).read_bytes()).hexdigest())
+
+
+def _content(store: Store | None, kind: str, data: bytes | None) -> Ref | None:
+    if data is None:
+        return None
+    return store.put_bytes(kind, data) if store else Ref(kind, hashlib.sha256(data).hexdigest())

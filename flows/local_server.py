@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from riftco.exclusive import exclusive
 from riftco.log import LOGGER, log_to_terminal
-from tasks.exclusive import exclusive
 
 SERVER_PROCESS = Path(__file__).with_name("server_process.py")
 _START_SECONDS = 180

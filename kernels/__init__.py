@@ -3,13 +3,14 @@
 Shapes: B batch, H heads, T tokens, n new tokens, d head width, P pages.
 """
 
-from kernels.adam import adam_step
+from kernels.adam import NonFiniteUpdateError, adam_step
 from kernels.cross_entropy import cross_entropy, linear_cross_entropy
 from kernels.decode_step import DecodeWeights, decode_step
 from kernels.flash_attention import flash_attention, materialized_attention
 from kernels.gelu import gelu
 from kernels.kv_write import kv_write
 from kernels.layer_norm import layer_norm
+from kernels.linear import feed_forward, half_operand, linear
 from kernels.lora_linear import lora_linear
 from kernels.nf4 import PackedNf4, dequantize_nf4, nf4_linear, quantize_nf4
 from kernels.paged_attention import paged_attention
@@ -17,15 +18,19 @@ from kernels.sampling import sample
 
 __all__ = [
     "DecodeWeights",
+    "NonFiniteUpdateError",
     "PackedNf4",
     "adam_step",
     "cross_entropy",
     "decode_step",
     "dequantize_nf4",
+    "feed_forward",
     "flash_attention",
     "gelu",
+    "half_operand",
     "kv_write",
     "layer_norm",
+    "linear",
     "linear_cross_entropy",
     "lora_linear",
     "materialized_attention",

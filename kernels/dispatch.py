@@ -7,6 +7,7 @@ and torch's, which defines the operation, covers them all.
 import contextvars
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any, Literal
 
 import torch
@@ -51,9 +52,21 @@ def use(name: Name) -> Iterator[None]:
 
 
 def explain() -> dict[str, dict[str, str]]:
-    """For each operation, which implementation is asked first on each kind of device."""
-    devices = [torch.device(kind) for kind in ("cpu", "cuda", "mps")]
+    """For each operation, which implementation is asked first on each kind of device.
+
+    "unavailable" stands for a kind that this machine lacks. Metal ("mps") and TPUs ("xla") run torch's.
+    """
+    present = {kind: _is_there(kind) for kind in ("cpu", "cuda", "mps", "xla")}
     return {
-        name: {device.type: operation.order(device)[0] for device in devices}
+        name: {
+            kind: operation.order(torch.device(kind))[0] if there else "unavailable"
+            for kind, there in present.items()
+        }
         for name, operation in sorted(_operations.items())
     }
+
+
+def _is_there(kind: str) -> bool:
+    if kind == "xla":
+        return find_spec("torch_xla") is not None
+    return kind == "cpu" or bool(getattr(torch, kind).is_available())

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.autograd.function import once_differentiable
 from torch.utils.flop_counter import register_flop_formula
 
 _LIBRARY = torch.library.Library("riftco", "DEF")
@@ -21,17 +22,48 @@ def define(
     """Register an operator for every device and return the handle to call it by.
 
     schema: as in "gelu(Tensor x, Tensor? bias) -> Tensor". fake: makes outputs of the right shape, dtype and
-    device from fake inputs. backward, setup_context: as for `torch.library.register_autograd`. flops: counts
-    floating-point operations, from the shapes of the arguments and `out_shape`.
+    device from fake inputs. backward, setup_context: as for `torch.library.register_autograd`, but outputs
+    that nothing depends on have the gradient None. flops: counts floating-point operations, from the shapes
+    of the arguments and `out_shape`.
     """
     name = schema.split("(", 1)[0]
-    qualified = f"riftco::{name}"
     _LIBRARY.define(schema)
     _LIBRARY.impl(name, implementation, "CompositeExplicitAutograd")
-    torch.library.register_fake(qualified, fake, lib=_LIBRARY)
-    if backward is not None:
-        torch.library.register_autograd(qualified, backward, setup_context=setup_context, lib=_LIBRARY)
+    torch.library.register_fake(f"riftco::{name}", fake, lib=_LIBRARY)
     handle = getattr(torch.ops.riftco, name)
+    if backward is not None and setup_context is not None:
+        _LIBRARY.impl(name, _differentiable(handle.default, setup_context, backward), "Autograd")
     if flops is not None:
         register_flop_formula(handle)(flops)
     return handle.default
+
+
+def _differentiable(
+    operator: Any, setup_context: Callable[..., None], differentiate: Callable[..., Any]
+) -> Callable[..., Any]:
+    """What autograd runs for the operator. `register_autograd` would do too, at twice the cost of a call."""
+
+    class Node(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *arguments: Any) -> Any:
+            with torch._C._AutoDispatchBelowAutograd():
+                output = operator(*arguments)
+            ctx.set_materialize_grads(False)
+            ctx.argument_count = len(arguments)
+            setup_context(ctx, arguments, output)
+            return output
+
+        @staticmethod
+        @once_differentiable
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            if all(gradient is None for gradient in gradients):
+                return (None,) * ctx.argument_count
+            return differentiate(ctx, *gradients)
+
+    def call(*arguments: Any) -> Any:
+        if torch.is_grad_enabled():
+            return Node.apply(*arguments)
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator(*arguments)
+
+    return call

@@ -3,21 +3,31 @@
 Heavy imports happen inside the commands, so that `--help` answers at once.
 """
 
+import hashlib
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from artifacts import ModelBundle, Store
+from artifacts import ModelBundle, Store, Workspace, step_key
 from riftco.commands import open_bundle, user_errors
-from riftco.config import PostTrainingConfig, PretrainingConfig, ServingConfig
+from riftco.config import OPERATION, PostTrainingConfig, PretrainingConfig, ServingConfig
+from riftco.data import read_text
 from riftco.errors import InputError
+from riftco.exclusive import exclusive
 from riftco.lineage_cli import diff, lineage, why
-from riftco.progress import show_training
+from riftco.log import LOGGER, log_to_terminal
+from riftco.progress import show_progress
 from riftco.settings import load_config, settings_help
 from riftco.store_cli import show_stored, store_app, verify_names
+
+if TYPE_CHECKING:
+    from riftco.training.tracking import RunTracker
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -63,12 +73,13 @@ def pretrain(
         _check_output(output, text, validation)
         from riftco.training import pretrain_file, pretrain_files
 
-        with show_training("pretraining", settings.steps) as sink:
+        files = [read_text(path) for path in (text, validation) if path is not None]
+        with _training("pretrain", settings, output, files) as (sink, workspace):
             if validation is None:
-                result = pretrain_file(text, settings, metric_sink=sink)
+                result = pretrain_file(text, settings, metric_sink=sink, workspace=workspace)
             else:
-                result = pretrain_files(text, validation, settings, metric_sink=sink)
-        _saved(result.bundle, output, result.metrics[-1].loss)
+                result = pretrain_files(text, validation, settings, metric_sink=sink, workspace=workspace)
+            _saved(result.bundle, output, result.metrics[-1].loss)
 
 
 @app.command(epilog=settings_help(PostTrainingConfig))
@@ -89,9 +100,10 @@ def tune(
         base = open_bundle(model)
         from riftco.training import post_train_jsonl
 
-        with show_training("tuning", settings.steps) as sink:
-            result = post_train_jsonl(base, instructions, settings, metric_sink=sink)
-        _saved(result.bundle, output, result.metrics[-1].loss)
+        inputs = [base.artifact_id, read_text(instructions)]
+        with _training("tune", settings, output, inputs) as (sink, workspace):
+            result = post_train_jsonl(base, instructions, settings, metric_sink=sink, workspace=workspace)
+            _saved(result.bundle, output, result.metrics[-1].loss)
 
 
 @app.command()
@@ -189,6 +201,36 @@ def verify(
         verify_names(names, files=True)
 
 
+@contextmanager
+def _training(
+    title: str, settings: PretrainingConfig | PostTrainingConfig, output: Path, inputs: list[str]
+) -> "Iterator[tuple[RunTracker | None, Workspace]]":
+    """The metric sink of a training and where it keeps its state, both in the folder `OUTPUT.run`.
+
+    A run that was stopped goes on if settings and inputs are the same; one whose bundle is written, which is
+    to be done inside, leaves no state. Of ranks that share a run only the leader has a sink.
+    """
+    from riftco.training.ranks import is_leader
+    from riftco.training.tracking import open_tracking
+
+    folder = output.with_name(f"{output.name}.run")
+    digests = [hashlib.sha256(text.encode()).hexdigest() for text in inputs]
+    recipe = {"config": settings.model_dump(mode="json", exclude=set(OPERATION)), "inputs": digests}
+    workspace = Workspace(folder / step_key(title, 1, recipe)[:16])
+    log_to_terminal()
+    if not is_leader():
+        yield None, workspace
+        return
+    waiting = f"{output}: another process is training the same; waiting"
+    with (
+        exclusive(folder / f"{workspace.folder.name}.lock", lambda: LOGGER.info(waiting)),
+        show_progress() as report,
+        open_tracking(settings, run=output.stem, folder=folder, report=partial(report, title)) as sink,
+    ):
+        yield sink, workspace
+        workspace.clear()
+
+
 def _check_output(output: Path, *inputs: Path | None) -> None:
     """Refuse, before any work, an output that could not be written or would replace an input."""
     if output.is_dir():
@@ -201,10 +243,16 @@ def _check_output(output: Path, *inputs: Path | None) -> None:
 
 
 def _saved(bundle: ModelBundle, output: Path, loss: float) -> None:
+    from riftco.training.ranks import is_leader
+
+    if not is_leader():
+        return
     try:
         bundle.save(output)
     except OSError as error:
-        raise InputError(f"{output}: {error.strerror}; free some space or give another place") from None
+        raise InputError(
+            f"{output}: {error.strerror or error}; free some space and give the command again"
+        ) from None
     typer.echo(f"{output}: {bundle.stage}, loss {loss:.4f}, artifact {bundle.artifact_id}")
 
 

@@ -11,7 +11,7 @@ import typer
 from artifacts import ModelBundle, Store, StoreError
 from artifacts.errors import refused_as
 from artifacts.store import Progress
-from riftco.errors import BackendUnavailableError
+from riftco.errors import BackendUnavailableError, RankError, TrainingStopped
 from riftco.log import log_to_terminal
 from riftco.progress import show_progress
 
@@ -32,7 +32,7 @@ def user_errors() -> Iterator[None]:
     """
     try:
         yield
-    except (ValueError, BackendUnavailableError) as error:
+    except (ValueError, BackendUnavailableError, RankError, TrainingStopped) as error:
         typer.echo(f"riftco: {error}", err=True)
         raise typer.Exit(2) from None
     except OSError as error:

@@ -6,7 +6,8 @@ comments. `contract_dump` leaves an extension out of the metadata while it has i
 uses none of them writes exactly the metadata the original would.
 """
 
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
@@ -22,6 +23,7 @@ Fraction = Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
 BackendChoice = Literal["auto", "cpu", "metal", "cuda", "tpu"]
 AttentionKind = Literal["materialized", "flash"]
 ActivationCheckpointing = Literal["disabled", "block"]
+LossScope = Literal["full_sequence", "response_only"]
 Nf4BlockSize = Literal[32, 64, 128, 256, 512, 1024, 2048, 4096]
 LoraTarget = Literal[
     "attention.query",
@@ -69,10 +71,62 @@ class OptimizationConfig(Config):
     """Muon's peak rate for the blocks' matrices; `learning_rate` is that of the rest."""
     weight_decay: NonNegativeFloat = 0.1
     """Decay of matrices (never of biases, norms and embeddings) per unit of learning rate; not with adam."""
-    schedule: Literal["constant", "cosine"] = "constant"
-    """`cosine` falls from the peak to zero after the warm-up."""
+    schedule: Literal["constant", "cosine", "trapezoid"] = "constant"
+    """After the warm-up `cosine` falls from the peak to zero; `trapezoid` stays there until the cool-down."""
     warmup_steps: NonNegativeInt = 0
     """Steps over which the learning rate rises linearly to its peak."""
+    cooldown_fraction: OpenFraction = 0.2
+    """Share of the steps over which a trapezoid falls linearly to zero."""
+    accumulation_steps: PositiveInt = 1
+    """Batches whose gradients make one optimiser step; every trained token counts the same."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """`bf16`: matrix products in bfloat16; weights, optimiser state, statistics and loss stay float32."""
+    compile: bool = False
+    """Compile the model with `torch.compile`: a minute at the start, faster steps after it."""
+    nonfinite: Literal["raise", "skip"] = "raise"
+    """When a loss or gradient is not finite, nothing is updated: end the run, or count it and go on."""
+    processes: PositiveInt = 1
+    """Ranks that share each batch, and of which `batch_size` is a multiple; started on this machine, or by
+    torchrun on several."""
+    sharding: Literal["none", "full"] = "none"
+    """`full`: each rank holds a part of weights, gradients and optimiser state (FSDP2), for large models."""
+
+    # operation: cannot change the result, and is neither in a step's key nor in a bundle's metadata
+    checkpoint_steps: NonNegativeInt = 0
+    """Steps between two checkpoints; 0 leaves it to `checkpoint_minutes`."""
+    checkpoint_minutes: NonNegativeFloat = 2.0
+    """Minutes between two checkpoints; 0 leaves it to `checkpoint_steps`."""
+    track: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
+    """Where metrics go besides the run's own table."""
+    sample_steps: NonNegativeInt = 0
+    """Steps between two samples of the model's text in the log; 0 takes none."""
+    sample_prompt: str = "\n"
+    """What the samples continue."""
+
+    @model_validator(mode="after")
+    def _agrees_with_itself(self) -> Self:
+        for contradiction in self._contradictions():
+            raise ValueError(contradiction)
+        return self
+
+    def _contradictions(self) -> Iterator[str]:
+        """What cannot be meant together, with the remedy."""
+        steps, rows = getattr(self, "steps", None), getattr(self, "batch_size", self.processes)
+        if steps is not None and self.warmup_steps >= steps:
+            yield f"warmup_steps {self.warmup_steps} leaves nothing of the {steps} steps; lower it"
+        if rows % self.processes:
+            yield f"batch_size {rows} is not a multiple of processes {self.processes}; make it one"
+        if getattr(self, "optimizer_state", None) == "paged" and self.optimizer != "adam":
+            yield f"optimizer_state paged is adam's; {self.optimizer} keeps its own contiguous"
+        if self.sharding == "full":
+            if self.processes == 1:
+                yield "sharding full shares a model among processes; set processes to 2 or more"
+            if self.optimizer == "muon":
+                yield "muon needs whole matrices, which sharding full cuts; use adam or adamw"
+            if self.compile:
+                yield "compile does not reach the parts of a sharded model; use sharding none"
+            if self.sample_steps:
+                yield "no rank of a sharded model can write samples alone; set sample_steps to 0"
 
 
 class PretrainingConfig(OptimizationConfig):
@@ -101,20 +155,28 @@ class PretrainingConfig(OptimizationConfig):
     backend: BackendChoice = "auto"
     attention: AttentionKind = "materialized"
     activation_checkpointing: ActivationCheckpointing = "disabled"
-    optimizer_state: Literal["contiguous"] = "contiguous"
+    optimizer_state: Literal["contiguous", "paged"] = "contiguous"
     optimizer_page_size: PositiveInt = 4096
 
     # extension
-    sampling_strategy: Literal["random_window", "document_rows"] = "random_window"
-    """`document_rows`: each row of a batch is one document (text between blank lines)."""
+    sampling_strategy: Literal["random_window", "document_rows", "packed"] = "random_window"
+    """`document_rows`: each row of a batch is one document (text between blank lines). `packed`: rows are
+    full of whole documents that do not see each other."""
+    end_of_text: bool = False
+    """End every document with a token of its own, which no text can contain."""
 
-    @model_validator(mode="after")
-    def _heads_divide_width(self) -> "PretrainingConfig":
+    def _contradictions(self) -> Iterator[str]:
+        yield from super()._contradictions()
         if self.model_width % self.head_count:
-            raise ValueError(
-                f"model_width {self.model_width} is not a multiple of head_count {self.head_count}"
+            yield (
+                f"model_width {self.model_width} is not a multiple of head_count {self.head_count}; "
+                "make it one"
             )
-        return self
+        if self.end_of_text and self.sampling_strategy == "random_window":
+            yield (
+                "end_of_text needs documents, which random_window does not know; "
+                "use sampling_strategy document_rows or packed"
+            )
 
 
 class PostTrainingConfig(OptimizationConfig):
@@ -128,17 +190,37 @@ class PostTrainingConfig(OptimizationConfig):
     learning_rate: PositiveFloat = 1e-3
     random_seed: Seed = 29
     backend: BackendChoice = "auto"
-    fine_tuning_method: Literal["full", "lora"] = "full"
-    sampling_strategy: Literal["example_uniform", "window_uniform", "document_rows"] = "example_uniform"
-    """`document_rows` (ours): each row of a batch is one whole example."""
+    fine_tuning_method: Literal["full", "lora", "qlora"] = "full"
+    """`qlora`: adapters over linear weights of 4 bits (NF4, Dettmers et al. 2023)."""
+    sampling_strategy: Literal["example_uniform", "window_uniform", "document_rows", "packed"] = (
+        "example_uniform"
+    )
+    """Ours are `document_rows`, each row one whole example, and `packed`, rows full of whole examples."""
     lora: LoraConfig = LoraConfig()
     attention: AttentionKind = "materialized"
     activation_checkpointing: ActivationCheckpointing = "disabled"
     nf4_block_size: Nf4BlockSize = 64
     nf4_scale_block_size: Nf4BlockSize = 256
     double_quantization: bool = True
-    optimizer_state: Literal["auto", "contiguous"] = "auto"
+    optimizer_state: Literal["auto", "contiguous", "paged"] = "auto"
+    """`auto` is paged for qlora, else contiguous."""
     optimizer_page_size: PositiveInt = 4096
+
+    # extension
+    loss_scope: LossScope = "full_sequence"
+    """`response_only`: only the tokens of responses are learned; prompts are context."""
+
+    def _contradictions(self) -> Iterator[str]:
+        yield from super()._contradictions()
+        if self.optimizer == "muon" and self.fine_tuning_method != "full":
+            yield "muon moves whole matrices, of which adapters have none; use adam or adamw"
+        if self.sharding == "full" and self.fine_tuning_method == "qlora":
+            yield "packed weights cannot be sharded; use sharding none with qlora"
+        if self.loss_scope == "response_only" and self.sampling_strategy.endswith("_uniform"):
+            yield (
+                f"{self.sampling_strategy} cuts responses from their prompts; with loss_scope response_only "
+                "use sampling_strategy document_rows or packed"
+            )
 
 
 class ServingConfig(Config):
@@ -172,52 +254,58 @@ class InstructionsConfig(Config):
 
     path: str | None = None
     """A JSONL file with `prompt` and `response` on each line; none generates micro-world questions."""
-    examples: PositiveInt = 3_000
+    examples: PositiveInt = 12_000
     """Micro-world questions to generate."""
     random_seed: Seed = 11
     split_seed: str = "7"
     """Label of the stable hash that assigns each record to a split."""
-    train_fraction: Fraction = 0.8
-    validation_fraction: Fraction = 0.1
-    test_fraction: Fraction = 0.1
+    train_fraction: Fraction = 0.9
+    validation_fraction: Fraction = 0.05
+    test_fraction: Fraction = 0.05
 
 
 _DEMO_PRETRAINING = PretrainingConfig(
     backend="cpu",  # `auto` would be keyed as that word, whatever machine made the result
-    steps=750,
+    steps=950,
     context_size=144,
     batch_size=32,
-    evaluation_interval=75,
-    vocabulary_size=512,
+    evaluation_interval=95,
+    vocabulary_size=608,
     model_width=128,
+    head_count=8,
     block_count=4,
     feed_forward_width=256,
-    learning_rate=3e-3,
+    learning_rate=4e-3,
     attention="flash",
     optimizer="muon",
-    schedule="cosine",
+    matrix_learning_rate=0.03,
+    schedule="trapezoid",
     warmup_steps=40,
+    cooldown_fraction=0.7,
     sampling_strategy="document_rows",
 )
 _DEMO_POST_TRAINING = PostTrainingConfig(
     backend="cpu",
-    steps=150,
+    steps=320,
     context_size=144,
     batch_size=32,
-    learning_rate=1e-3,
+    learning_rate=3e-3,
     attention="flash",
     optimizer="muon",
-    schedule="cosine",
-    warmup_steps=20,
+    schedule="trapezoid",
+    warmup_steps=10,
+    cooldown_fraction=0.9,
     sampling_strategy="document_rows",
+    loss_scope="response_only",
 )
 _DEMO_RANK_TRAINING = _DEMO_POST_TRAINING.model_copy(
     update={
         "fine_tuning_method": "lora",
         "lora": LoraConfig(targets=LORA_TARGETS),
         "optimizer": "adamw",
-        "steps": 50,
+        "steps": 60,
         "learning_rate": 5e-3,
+        "schedule": "cosine",
     }
 )
 
@@ -241,15 +329,41 @@ class RankSweepConfig(Config):
 class EvaluationConfig(Config):
     """What is sampled from the models for the report."""
 
-    stories: PositiveInt = 60
-    questions: PositiveInt = 80
+    stories: PositiveInt = 120
+    questions: PositiveInt = 150
     random_seed: Seed = 3
+
+
+RunName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
+
+
+class PretrainFlowConfig(Config):
+    """Raw text to a new model. The defaults learn the micro-world."""
+
+    name: RunName = "pretrain"
+    """Name of the run: results are found under runs/<name>."""
+    corpus: CorpusConfig = CorpusConfig()
+    pretraining: PretrainingConfig = _DEMO_PRETRAINING
+    evaluation: EvaluationConfig = EvaluationConfig()
+
+
+class FinetuneFlowConfig(Config):
+    """A model of the store or a file, tuned on instructions, scored on held-out ones, and served."""
+
+    name: RunName = "finetune"
+    """Name of the run: results are found under runs/<name>."""
+    base: str = "demo/pretrain"
+    """The model to tune: a .rift file, a name such as demo/pretrain, or an artifact id."""
+    instructions: InstructionsConfig = InstructionsConfig()
+    post_training: PostTrainingConfig = _DEMO_POST_TRAINING
+    evaluation: EvaluationConfig = EvaluationConfig()
+    serving: ServingConfig = ServingConfig()
 
 
 class PipelineConfig(Config):
     """The whole pipeline. The defaults are the demo: a micro-world learned in minutes on two cores."""
 
-    name: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")] = "demo"
+    name: RunName = "demo"
     """Name of the run: results are found under runs/<name>."""
     corpus: CorpusConfig = CorpusConfig()
     instructions: InstructionsConfig = InstructionsConfig()
@@ -275,12 +389,15 @@ class PipelineConfig(Config):
         return self
 
 
-_EXTENSIONS = {"optimizer", "matrix_learning_rate", "weight_decay", "schedule", "warmup_steps"}
+OPERATION = ("checkpoint_steps", "checkpoint_minutes", "track", "sample_steps", "sample_prompt")
+"""Fields of a training configuration that cannot change the result."""
 
 
 def contract_dump(config: PretrainingConfig | PostTrainingConfig) -> dict[str, Any]:
     """The `training_config` metadata: every contract field, and an extension only where it was changed."""
-    extensions = _EXTENSIONS | ({"sampling_strategy"} if isinstance(config, PretrainingConfig) else set())
+    extensions = OptimizationConfig.model_fields.keys() | {"end_of_text", "loss_scope"}
+    if isinstance(config, PretrainingConfig):
+        extensions |= {"sampling_strategy"}
     fields = type(config).model_fields
-    values = config.model_dump(mode="json")
+    values = config.model_dump(mode="json", exclude=set(OPERATION))
     return {k: v for k, v in values.items() if k not in extensions or v != fields[k].default}

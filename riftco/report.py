@@ -30,24 +30,30 @@ def markdown(findings: RunFindings) -> str:
 
 
 def loss_curve(
-    metrics: Iterable[Mapping[str, Any]], scores: Mapping[str, Any], entropy_floor: float | None
+    metrics: Iterable[Mapping[str, Any]],
+    title: str,
+    *,
+    bytes_per_token: float | None = None,
+    entropy_floor: float | None = None,
 ) -> bytes:
-    """A PNG of training and validation loss over steps, in bits per byte, with the entropy floor as a line.
+    """A PNG of training and validation loss over steps, with the entropy floor, in bits per byte, as a line.
 
-    Training losses, in nats per token, are converted by the corpus's mean bytes per token.
+    Losses are nats per token, and bits per byte where the corpus's mean bytes per token are given.
     """
     from matplotlib.figure import Figure
 
-    bits = 1 / math.log(2) / scores["bytes_per_token"]
+    scale = 1.0 if bytes_per_token is None else 1 / math.log(2) / bytes_per_token
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
     for phase, field, style in (("train", "loss_average", "-"), ("validation", "loss", "o")):
-        points = [(m["step"], m[field] * bits) for m in metrics if m["phase"] == phase]
-        axes.plot(*zip(*points, strict=True), style, label=phase, markersize=4, linewidth=1.2)
+        points = [(m["step"], m[field] * scale) for m in metrics if m["phase"] == phase]
+        if points:
+            axes.plot(*zip(*points, strict=True), style, label=phase, markersize=4, linewidth=1.2)
     if entropy_floor is not None:
         label = f"entropy of the stories, {entropy_floor:.3f}"
         axes.axhline(entropy_floor, color="black", linestyle="--", linewidth=1, label=label)
-    axes.set(xlabel="step", ylabel="bits per byte", yscale="log", title="Pretraining loss")
+    unit = "nats per token" if bytes_per_token is None else "bits per byte"
+    axes.set(xlabel="step", ylabel=unit, yscale="log", title=title)
     axes.grid(alpha=0.3, which="both")
     axes.legend()
     image = io.BytesIO()

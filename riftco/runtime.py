@@ -1,7 +1,7 @@
 """From a bundle to a live model and back."""
 
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import numpy as np
 import torch
@@ -53,6 +53,9 @@ class ModelRuntime:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError("a live model cannot be copied; capture a bundle and open it again")
 
 
 def snapshot_of(bundle: ModelBundle) -> ModelSnapshot:

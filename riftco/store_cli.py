@@ -229,6 +229,7 @@ def gc(
             f"{len(done.objects)} objects ({readable(done.size)}) moved into quarantine",
             f"{len(done.temporary)} temporary files deleted",
             f"{len(done.purged)} days of quarantine deleted",
+            f"{len(done.abandoned)} unfinished trainings given up",
         ]
         typer.echo(f"{'to do' if dry_run else 'done'}: {', '.join(counts)}")
 

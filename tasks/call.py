@@ -5,9 +5,10 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, Self
 
-from artifacts import Ref, Store, step_key
+from artifacts import Ref, Store, Workspace, step_key
 
 Results = dict[str, Ref]
 """Named results of a step, the main one first."""
@@ -29,6 +30,10 @@ class Work:
     log: logging.Logger
     progress: Progress
     """Call it at every unit of long work: it is also where an interruption reaches a body in a thread."""
+    workspace: Workspace
+    """Where long work keeps what it goes on from when it is run again; empty once the results are stored."""
+    folder: Path
+    """Where people find what the stage leaves besides its results, such as the table of its metrics."""
 
 
 @dataclass(frozen=True)

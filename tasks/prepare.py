@@ -86,21 +86,37 @@ def prepare_instructions(work: Work, source: Ref | None, config: InstructionsCon
     return {name: work.store.put_bytes("instructions", _jsonl(members)) for name, members in splits.items()}
 
 
-@step(version=1)
+@step(version=2)
 def fit_tokenizer(
-    work: Work, corpus: Ref, method: str, vocabulary_size: int, minimum_pair_frequency: int
+    work: Work,
+    corpus: Ref,
+    instructions: Ref | None,
+    method: str,
+    vocabulary_size: int,
+    minimum_pair_frequency: int,
+    end_of_text: bool,
 ) -> Results:
-    """The tokenizer of the training text; its arguments are those of the settings that it depends on."""
+    """The tokenizer of the training text, and of the training instructions as they will be rendered.
+
+    Whoever is going to be tuned on instructions then has tokens for their template and their questions. The
+    other arguments are those of the settings that the tokenizer depends on.
+    """
     from riftco import training
+    from riftco.data import PlainChatFormatter, parse_instructions
 
     config = PretrainingConfig.model_validate(
         {
             "tokenizer_method": method,
             "vocabulary_size": vocabulary_size,
             "minimum_pair_frequency": minimum_pair_frequency,
+            "end_of_text": end_of_text,
         }
     )
-    with training.fit_tokenizer(work.store.read_bytes(corpus).decode(), config) as tokenizer:
+    text = work.store.read_bytes(corpus).decode()
+    if instructions is not None:
+        examples = parse_instructions(work.store.read_bytes(instructions), source="instructions")
+        text += "".join(map(PlainChatFormatter().format, examples))
+    with training.fit_tokenizer(text, config) as tokenizer:
         work.log.info("tokenizer: %s with %d entries", method, tokenizer.vocab_size)
         return {"tokenizer": put_json(work.store, "tokenizer", tokenizer.spec.to_json())}
 

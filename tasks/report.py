@@ -8,6 +8,19 @@ from tasks.step import step
 
 
 @step(version=1)
+def plot_loss(
+    work: Work, title: str, metrics: Ref, scores: Ref | None = None, corpus_facts: Ref | None = None
+) -> Results:
+    """A picture of a training's loss, in bits per byte if its scores are given."""
+    bytes_per_token = read_json(work.store, scores)["bytes_per_token"] if scores else None
+    floor = read_json(work.store, corpus_facts)["entropy_floor"] if corpus_facts else None
+    curve = page.loss_curve(
+        read_records(work.store, metrics), title, bytes_per_token=bytes_per_token, entropy_floor=floor
+    )
+    return {"plot": work.store.put_bytes("image", curve)}
+
+
+@step(version=1)
 def report(
     work: Work,
     name: str,
@@ -32,7 +45,12 @@ def report(
         serving=read_json(work.store, exchanges),
         bundles={stage: work.store.load_bundle(ref).artifact_id for stage, ref in bundles.items()},
     )
-    curve = page.loss_curve(read_records(work.store, metrics), pretraining, corpus["entropy_floor"])
+    curve = page.loss_curve(
+        read_records(work.store, metrics),
+        "Pretraining loss",
+        bytes_per_token=pretraining["bytes_per_token"],
+        entropy_floor=corpus["entropy_floor"],
+    )
     return {
         "report": work.store.put_bytes("report", page.markdown(findings).encode()),
         "plot": work.store.put_bytes("image", curve),

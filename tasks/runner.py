@@ -11,10 +11,10 @@ from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from artifacts import Ref, StepRecord, Store, StoreError
+from riftco.exclusive import exclusive
 from riftco.log import LOGGER
 from riftco.progress import ProgressLog, ReportProgress
 from tasks.call import Call, Results, Runner, Work
-from tasks.exclusive import exclusive
 from tasks.step import main_result
 
 
@@ -101,13 +101,18 @@ class PlainRunner(Runner):
 
     def _make(self, call: Call, key: str) -> StepRecord:
         start = time.monotonic()
-        work = Work(self.store, self.run_name, LOGGER, self._progress(call.title))
+        workspace = self.store.workspace(key)
+        if self.store.recall(key):  # what is left there led to results already
+            workspace.clear()
+        folder = self.store.root.parent / "tracking" / self.run_name / call.stage
+        work = Work(self.store, self.run_name, LOGGER, self._progress(call.title), workspace, folder)
         results = call.body(work, **call.arguments)
         if not (isinstance(results, dict) and results and all(isinstance(r, Ref) for r in results.values())):
             raise TypeError(f"step {call.step} must return references by name, got {results!r}")
         seconds = time.monotonic() - start
         record = StepRecord(call.step, call.version, call.recipe, results, round(seconds, 3))
         standing = self.store.remember(key, record)
+        workspace.clear()
         LOGGER.info("%s: done in %s -> %s", call.title, readable(seconds), short(results))
         if standing.results != results:
             LOGGER.warning("%s: differs from the intact results of an earlier run, which stay", call.title)

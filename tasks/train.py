@@ -1,11 +1,11 @@
 """Text and instructions to bundles: pretraining, full fine-tuning, and the LoRA ranks to choose from."""
 
-from collections.abc import Iterable
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from artifacts import Ref, TokenizerSpec, canonical_json
-from riftco.config import PostTrainingConfig, PretrainingConfig, RankSweepConfig
+from artifacts import Ref, TokenizerSpec
+from riftco.config import OPERATION, LossScope, PostTrainingConfig, PretrainingConfig, RankSweepConfig
 from tasks.call import Results, Work
 from tasks.prepare import put_json, read_json
 from tasks.step import step
@@ -13,9 +13,10 @@ from tasks.step import step
 if TYPE_CHECKING:
     from riftco.data import InstructionExample
     from riftco.training import TrainingMetric
+    from riftco.training.tracking import RunTracker
 
 
-@step(version=1)
+@step(version=2, ignore=[f"config.{name}" for name in OPERATION])
 def pretrain(
     work: Work, training: Ref, validation: Ref, tokenizer: Ref, config: PretrainingConfig
 ) -> Results:
@@ -27,9 +28,14 @@ def pretrain(
 
     training_text, validation_text = (work.store.read_bytes(ref).decode() for ref in (training, validation))
     spec = TokenizerSpec.from_json(read_json(work.store, tokenizer))
-    with Tokenizer.from_spec(spec) as fitted:
+    with Tokenizer.from_spec(spec) as fitted, tracked(work, config) as sink:
         result = pretrain_splits(
-            training_text, validation_text, config, tokenizer=fitted, metric_sink=_shown(work, config.steps)
+            training_text,
+            validation_text,
+            config,
+            tokenizer=fitted,
+            metric_sink=sink,
+            workspace=work.workspace,
         )
     with ModelRuntime.open(result.bundle) as runtime:
         bits_per_byte = validation_bits_per_byte(
@@ -51,19 +57,27 @@ def pretrain(
     }
 
 
-@step(version=1)
+@step(version=2, ignore=[f"config.{name}" for name in OPERATION])
 def post_train(work: Work, base: Ref, training: Ref, config: PostTrainingConfig) -> Results:
     """The base model tuned on the training instructions."""
     from riftco import training as trainers
 
     examples = read_examples(work, training)
-    result = trainers.post_train(
-        work.store.load_bundle(base), examples, config, metric_sink=_shown(work, config.steps)
-    )
+    bundle = work.store.load_bundle(base)
+    with tracked(work, config) as sink:
+        result = trainers.post_train(bundle, examples, config, metric_sink=sink, workspace=work.workspace)
     return {"bundle": work.store.put_bundle(result.bundle), "metrics": _put_metrics(work, result.metrics)}
 
 
-@step(version=1, ignore=("config.ranks", "config.training.lora.rank", "config.training.lora.alpha"))
+@step(
+    version=2,
+    ignore=[
+        "config.ranks",
+        "config.training.lora.rank",
+        "config.training.lora.alpha",
+        *(f"config.training.{name}" for name in OPERATION),
+    ],
+)
 def tune_rank(
     work: Work, rank: int, base: Ref, training: Ref, validation: Ref, config: RankSweepConfig
 ) -> Results:
@@ -71,14 +85,20 @@ def tune_rank(
     alpha = config.alpha_over_rank * rank
     lora = config.training.lora.model_copy(update={"rank": rank, "alpha": alpha})
     results = post_train.body(work, base, training, config.training.model_copy(update={"lora": lora}))
-    batches = config.training.context_size, config.training.batch_size
-    loss = instruction_loss(work, results["bundle"], validation, *batches)
+    loss = instruction_loss(
+        work,
+        results["bundle"],
+        validation,
+        config.training.context_size,
+        config.training.batch_size,
+        config.training.loss_scope,
+    )
     scores = {"rank": rank, "alpha": alpha, "validation_loss": loss}
     work.log.info("rank %d: validation loss %.4f", rank, loss)
     return {**results, "scores": put_json(work.store, "scores", scores)}
 
 
-@step(version=1)
+@step(version=2)
 def select_rank(
     work: Work,
     candidates: tuple[Ref, ...],
@@ -88,6 +108,7 @@ def select_rank(
     test: Ref,
     context_size: int,
     batch_size: int,
+    loss_scope: LossScope,
 ) -> Results:
     """The candidate with the lowest validation loss, then the lowest rank.
 
@@ -95,18 +116,24 @@ def select_rank(
     """
     trials = [read_json(work.store, ref) for ref in scores]
     winner = min(range(len(trials)), key=lambda i: (trials[i]["validation_loss"], trials[i]["rank"]))
+
+    def loss(bundle: Ref, split: Ref) -> float:
+        return instruction_loss(work, bundle, split, context_size, batch_size, loss_scope)
+
     comparison = {
         "best_rank": trials[winner]["rank"],
         "trials": trials,
-        "base_validation_loss": instruction_loss(work, base, validation, context_size, batch_size),
-        "base_test_loss": instruction_loss(work, base, test, context_size, batch_size),
-        "best_test_loss": instruction_loss(work, candidates[winner], test, context_size, batch_size),
+        "base_validation_loss": loss(base, validation),
+        "base_test_loss": loss(base, test),
+        "best_test_loss": loss(candidates[winner], test),
     }
     return {"bundle": candidates[winner], "comparison": put_json(work.store, "comparison", comparison)}
 
 
-def instruction_loss(work: Work, bundle: Ref, instructions: Ref, context_size: int, batch_size: int) -> float:
-    """Mean loss, in nats per token, of a model on every token of an instruction split."""
+def instruction_loss(
+    work: Work, bundle: Ref, instructions: Ref, context_size: int, batch_size: int, loss_scope: LossScope
+) -> float:
+    """Mean loss of a model, in nats per token, over the tokens of an instruction split that are learned."""
     from riftco import ModelRuntime
     from riftco.training import evaluate_instruction_examples
 
@@ -117,6 +144,7 @@ def instruction_loss(work: Work, bundle: Ref, instructions: Ref, context_size: i
             read_examples(work, instructions),
             context_size=context_size,
             batch_size=batch_size,
+            loss_scope=loss_scope,
         ).loss
 
 
@@ -127,15 +155,21 @@ def read_examples(work: Work, instructions: Ref) -> "tuple[InstructionExample, .
     return parse_instructions(work.store.read_bytes(instructions), source="instructions")
 
 
-def _shown(work: Work, steps: int) -> Any:
-    """A metric sink that reports training steps as progress."""
+@contextmanager
+def tracked(work: Work, config: PretrainingConfig | PostTrainingConfig) -> "Iterator[RunTracker]":
+    """A metric sink that shows a stage's training as its progress and leaves its table in the folder."""
+    from riftco.training.tracking import open_tracking
 
-    def sink(metric: "TrainingMetric") -> None:
-        if metric.phase == "train":
-            work.progress(metric.step, steps, loss=metric.loss_average or metric.loss)
+    def report(done: int, total: int, numbers: Mapping[str, float]) -> None:
+        work.progress(done, total, **numbers)
 
-    return sink
+    with open_tracking(
+        config, run=f"{work.run}-{work.folder.name}", folder=work.folder, report=report
+    ) as sink:
+        yield sink
 
 
 def _put_metrics(work: Work, metrics: "Iterable[TrainingMetric]") -> Ref:
-    return work.store.put_bytes("metrics", b"".join(canonical_json(asdict(m)) + b"\n" for m in metrics))
+    from riftco.training.metrics import encode_metrics
+
+    return work.store.put_bytes("metrics", encode_metrics(metrics))

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from kernels.adam import cpu, reference
-from kernels.adam.transaction import Settings
+from kernels.adam.transaction import NonFiniteUpdateError, Settings
 from kernels.dispatch import Operation
 from kernels.operators import define
 
-__all__ = ["adam_step"]
+__all__ = ["NonFiniteUpdateError", "adam_step"]
 
 Moments = Sequence[Tensor | Sequence[Tensor]]
 
@@ -62,7 +62,8 @@ def _pages(moments: Moments) -> list[list[Tensor]]:
 def _require_settings(settings: Settings) -> None:
     for name, value in settings._asdict().items():
         fraction = name.startswith("beta")
-        if not (math.isfinite(value) and value > 0 and (value < 1 or not fraction)):
+        above = value > 0 or (value == 0 and name.endswith("_power"))  # a power may have underflowed
+        if not (math.isfinite(value) and above and (value < 1 or not fraction)):
             range_ = "between 0 and 1" if fraction else "finite and above 0"
             raise ValueError(f"{name} must be {range_}, got {value}")
 

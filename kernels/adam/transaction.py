@@ -14,6 +14,10 @@ _LARGEST = 3.4e38  # less than float32's largest value
 _SLACK = 1.001  # more than all rounding of the bounds
 
 
+class NonFiniteUpdateError(ValueError):
+    """A step that would not leave everything finite, and was not taken."""
+
+
 class Settings(NamedTuple):
     """The numbers of a step; the powers include it."""
 
@@ -62,7 +66,9 @@ def norm_and_clip(squares: float, settings: Settings) -> tuple[float, float]:
     """The norm, and what brings it down to the largest allowed; ValueError if it is not finite."""
     norm = math.sqrt(squares)
     if not math.isfinite(norm):
-        raise ValueError(f"the gradient norm is {norm}; nothing was updated. Lower the learning rate")
+        raise NonFiniteUpdateError(
+            f"the gradient norm is {norm}; nothing was updated. Lower the learning rate"
+        )
     largest = settings.maximum_gradient_norm
     return norm, largest / norm if norm > largest else 1.0
 
@@ -70,7 +76,9 @@ def norm_and_clip(squares: float, settings: Settings) -> tuple[float, float]:
 def require_finite(finite: bool) -> None:
     """ValueError if a new value is not."""
     if not finite:
-        raise ValueError("an updated value is not finite; nothing was updated. Lower the learning rate")
+        raise NonFiniteUpdateError(
+            "an updated value is not finite; nothing was updated. Lower the learning rate"
+        )
 
 
 def certainly_finite(bounds: Sequence[float], settings: Settings) -> bool:

@@ -33,11 +33,39 @@ class RowPass(Protocol):
     ) -> Tensor: ...
 
 
+class Products(Protocol):
+    """The three products of a chunk, into memory that is there."""
+
+    def logits(self, chunk: Tensor, matrix: Tensor, bias: Tensor | None, out: Tensor, /) -> None: ...
+    def add_to_weight(self, gradient: Tensor, chunk: Tensor, dweight: Tensor, /) -> None: ...
+    def of_rows(self, gradient: Tensor, matrix: Tensor, out: Tensor, /) -> None: ...
+
+
+class TorchProducts:
+    """By torch's libraries."""
+
+    def logits(self, chunk: Tensor, matrix: Tensor, bias: Tensor | None, out: Tensor, /) -> None:
+        if bias is None:
+            torch.mm(chunk, matrix.t(), out=out)
+        else:
+            torch.addmm(bias, chunk, matrix.t(), out=out)
+
+    def add_to_weight(self, gradient: Tensor, chunk: Tensor, dweight: Tensor, /) -> None:
+        if dweight.dtype == chunk.dtype:
+            dweight.addmm_(gradient.t(), chunk)
+        else:
+            dweight += gradient.t() @ chunk
+
+    def of_rows(self, gradient: Tensor, matrix: Tensor, out: Tensor, /) -> None:
+        out.copy_(gradient @ matrix)
+
+
 class Chunked:
     """`linear_cross_entropy` around one way to turn a chunk's logits into losses and gradients."""
 
-    def __init__(self, rows: RowPass) -> None:
+    def __init__(self, rows: RowPass, products: Products | None = None) -> None:
         self.rows = rows
+        self.products = products or TorchProducts()
 
     def __call__(
         self,
@@ -64,19 +92,14 @@ class Chunked:
         for start in range(0, len(x), size):
             part = slice(start, min(start + size, len(x)))
             chunk, logits = x[part].to(kind), buffer[: part.stop - start]
-            if shift is None:
-                torch.mm(chunk, matrix.t(), out=logits)
-            else:
-                torch.addmm(shift, chunk, matrix.t(), out=logits)
+            self.products.logits(chunk, matrix, shift, logits)
             counts = None if mask is None else mask[part]
             needed = need_x or need_weight or need_bias
             losses.append(self.rows(logits, targets[part], counts, 1 / over, needed))
             if need_x:
-                dx[part] = logits @ matrix
-            if need_weight and kind == wide:
-                dweight.addmm_(logits.t(), chunk)
-            elif need_weight:
-                dweight += logits.t() @ chunk
+                self.products.of_rows(logits, matrix, dx[part])
+            if need_weight:
+                self.products.add_to_weight(logits, chunk, dweight)
             if need_bias:
                 dbias += logits.sum(0, dtype=wide)
         total = torch.cat(losses).sum() if losses else x.new_zeros((), dtype=wide)

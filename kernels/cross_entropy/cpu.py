@@ -5,8 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.cross_entropy.chunks import Chunked
+from kernels.cross_entropy.chunks import Chunked, TorchProducts
 from kernels.cross_entropy.reference import divisor
+from kernels.linear.cpu import covers, product
 from kernels.native import Float, Integer, Pointer, function, pointer
 
 _DTYPES = (torch.float32, torch.bfloat16)
@@ -71,4 +72,26 @@ def _rows(
     return losses
 
 
-_chunked = Chunked(_rows)
+class _NativeProducts(TorchProducts):
+    """Our own where they run."""
+
+    def logits(self, chunk: Tensor, matrix: Tensor, bias: Tensor | None, out: Tensor, /) -> None:
+        if covers(chunk, matrix, bias):
+            product(chunk, matrix.t(), bias, out=out)
+        else:
+            super().logits(chunk, matrix, bias, out)
+
+    def add_to_weight(self, gradient: Tensor, chunk: Tensor, dweight: Tensor, /) -> None:
+        if covers(gradient, chunk, dweight):
+            product(gradient.t(), chunk, start=dweight, out=dweight)
+        else:
+            super().add_to_weight(gradient, chunk, dweight)
+
+    def of_rows(self, gradient: Tensor, matrix: Tensor, out: Tensor, /) -> None:
+        if covers(gradient, matrix, out):
+            product(gradient, matrix, out=out)
+        else:
+            super().of_rows(gradient, matrix, out)
+
+
+_chunked = Chunked(_rows, _NativeProducts())

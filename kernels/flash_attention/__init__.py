@@ -109,10 +109,11 @@ def _fake_backward(
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     q, k, v, document_starts = inputs
+    ctx.mark_non_differentiable(output[1])
     ctx.save_for_backward(q, k, v, *output, document_starts)
 
 
-def _differentiate(ctx: Any, grad: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
+def _differentiate(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
     q, k, v, out, lse, document_starts = ctx.saved_tensors
     return (*_flash_attention_backward(grad, q, k, v, out, lse, document_starts), None)
 

@@ -8,10 +8,15 @@ from torch import Tensor
 _ROWS = 256  # queries at a time: the scores of more never exist at once
 
 
-def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """softmax(q k^T / sqrt(d)) v with position i seeing j <= i; all `[B, H, T, d]`."""
+def causal_attention(q: Tensor, k: Tensor, v: Tensor, *, document_starts: Tensor | None = None) -> Tensor:
+    """softmax(q k^T / sqrt(d)) v with position i seeing j <= i; all `[B, H, T, d]`.
+
+    With `document_starts`, int32 or int64 `[B, T]`, it sees only j >= document_starts[b, i].
+    """
     length, width = q.shape[-2:]
     hidden = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1)
+    if document_starts is not None:
+        hidden = hidden | (torch.arange(length, device=q.device) < document_starts[:, None, :, None])
     scores = q @ k.transpose(-2, -1) * (1.0 / math.sqrt(width))
     return scores.masked_fill(hidden, -math.inf).softmax(-1) @ v
 

@@ -88,7 +88,6 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> 
     _, total, mean, rstd = output
     ctx.fused = residual is not None
     ctx.mark_non_differentiable(mean, rstd, *([] if ctx.fused else [total]))
-    ctx.set_materialize_grads(False)
     ctx.save_for_backward(total if ctx.fused else x, mean, rstd, scale, bias)
 
 

@@ -8,9 +8,9 @@ import math
 from typing import Any
 
 from torch import Tensor
-from torch.nn.functional import linear
 
 from kernels.dispatch import Operation
+from kernels.linear import dense_backward, dense_forward
 from kernels.lora_linear import reference
 from kernels.nf4 import FLOATING, PackedNf4, linear_backward, linear_forward
 from kernels.nf4.packed import SCHEMA, Weight
@@ -75,7 +75,7 @@ def _dense(
     x: Tensor, weight: Tensor, bias: Tensor | None, lora_a: Tensor, lora_b: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
     rows = _matrix(x)
-    return _shaped(x, *_forward(rows, linear(rows, weight, bias), lora_a, lora_b, scale))
+    return _shaped(x, *_forward(rows, dense_forward(rows, weight, bias, None, False), lora_a, lora_b, scale))
 
 
 def _packed(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
@@ -99,8 +99,13 @@ def _dense_backward(
     needed: list[bool],
 ) -> list[Tensor]:
     rows = _matrix(upstream)
-    base = (lora_a, lora_b, scale, lambda: rows @ weight, needed)
+    base = (lora_a, lora_b, scale, lambda: _input_gradient(rows, x, weight), needed)
     return _shaped_gradients(x, _backward(rows, _matrix(x), hidden, *base), needed)
+
+
+def _input_gradient(upstream: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    found: list[Tensor] = dense_backward(upstream, _matrix(x), weight, [True, False, False], False)
+    return found[0]
 
 
 def _packed_backward(upstream: Tensor, x: Tensor, hidden: Tensor, *rest: Any) -> list[Tensor]:

@@ -2,7 +2,7 @@
 
 import os
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from artifacts import ArtifactError, parse_json
 from riftco.data.text import decode_utf8, read_bytes, shown
@@ -35,6 +35,12 @@ class InstructionFormatter(Protocol):
     def format(self, example: InstructionExample) -> str: ...
 
 
+class PromptFormatter(InstructionFormatter, Protocol):
+    """A formatter that also renders a prompt alone, as serving does: what `format` begins with."""
+
+    def format_prompt(self, prompt: str) -> str: ...
+
+
 class PlainChatFormatter:
     """The contract's template; roles are marked by plain text, there are no special tokens.
 
@@ -48,6 +54,23 @@ class PlainChatFormatter:
     def format_prompt(self, prompt: str) -> str:
         """The exchange up to where the response begins."""
         return f"### User:\n{_trim(prompt)}\n### Assistant:\n"
+
+
+def format_parts(formatter: InstructionFormatter, example: InstructionExample) -> tuple[str, str]:
+    """The prompt as serving renders it, and the text that answers it: together what `format` gives.
+
+    InputError when the formatter cannot render prompts, or `format` does not begin with the prompt.
+    """
+    name = type(formatter).__name__
+    if not hasattr(formatter, "format_prompt"):
+        raise InputError(f"the formatter {name} has no format_prompt to tell prompts from responses; add one")
+    prompt, whole = cast(PromptFormatter, formatter).format_prompt(example.prompt), formatter.format(example)
+    if not whole.startswith(prompt):
+        raise InputError(
+            f"the formatter {name} gives the text {whole[:40]!r}, which does not begin with its own prompt "
+            f"{prompt[:40]!r}; make format begin with format_prompt"
+        )
+    return prompt, whole.removeprefix(prompt)
 
 
 def load_instructions(path: str | os.PathLike[str]) -> tuple[InstructionExample, ...]:

@@ -101,8 +101,9 @@ class InstructionSplits:
 class _FrozenInstructionFormatter:
     """A lookup of texts formatted once, so that every later use sees the same ones."""
 
-    def __init__(self, texts: dict[InstructionExample, str]) -> None:
+    def __init__(self, texts: dict[InstructionExample, str], prompts: dict[str, str]) -> None:
         self._texts = texts
+        self._prompts = prompts
 
     def format(self, example: InstructionExample) -> str:
         try:
@@ -110,13 +111,25 @@ class _FrozenInstructionFormatter:
         except KeyError:
             raise InputError(f"{example!r} is in none of the frozen splits; freeze it first") from None
 
+    def format_prompt(self, prompt: str) -> str:
+        try:
+            return self._prompts[prompt]
+        except KeyError:
+            raise InputError(
+                f"the prompt {prompt!r} is in none of the frozen splits, or their formatter has no "
+                "format_prompt; freeze it first with one that has"
+            ) from None
+
 
 def freeze_instruction_formatter(
     splits: InstructionSplits, formatter: InstructionFormatter
 ) -> InstructionFormatter:
     """Format every example of the splits once; an example from elsewhere is an InputError later."""
-    examples = (example for members in splits.by_name().values() for example in members)
-    return _FrozenInstructionFormatter({example: formatter.format(example) for example in examples})
+    examples = [example for members in splits.by_name().values() for example in members]
+    texts = {example: formatter.format(example) for example in examples}
+    prompt_of = getattr(formatter, "format_prompt", None)
+    prompts = {example.prompt: prompt_of(example.prompt) for example in examples} if prompt_of else {}
+    return _FrozenInstructionFormatter(texts, prompts)
 
 
 def validate_formatted_splits_disjoint(splits: InstructionSplits, formatter: InstructionFormatter) -> None:

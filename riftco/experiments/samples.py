@@ -43,13 +43,16 @@ def _complete(
 def complete_line(
     session: DecodeSession, tokenizer: Tokenizer, prompt: str, sampler: Sampler, limit: int
 ) -> str:
-    """What follows the prompt's newest tokens: up to a newline, `limit` tokens or the end of the context."""
+    """What follows the prompt's newest tokens: up to a newline, the end of the text or of the context, or
+    `limit` tokens."""
     newest = session.capacity - session.capacity // _ROOM
     written: list[int] = []
     logits = session.extend(tokenizer.encode(prompt)[-newest:])
     while True:
-        written.append(sampler(logits))
+        token_id = sampler(logits)
+        ended = token_id == tokenizer.end_of_text_id
+        written += [] if ended else [token_id]
         line, newline, _ = tokenizer.decode_bytes(written).partition(NEWLINE.encode())
-        if newline or len(written) == limit or session.size == session.capacity:
+        if ended or newline or len(written) == limit or session.size == session.capacity:
             return line.decode(errors="replace").strip()
-        logits = session.step(written[-1])
+        logits = session.step(token_id)

@@ -4,13 +4,13 @@ B batch, T time, n new tokens, D model width, H heads, d = D / H, F feed-forward
 """
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from kernels import gelu
+from kernels import PackedNf4, feed_forward, gelu, half_operand, linear, lora_linear, nf4_linear
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """q, k, v `[B, H, T, d]` to the context `[B, H, T, d]`."""
@@ -57,22 +57,60 @@ class LayerNorm(nn.Module):
         return functional.layer_norm(x, self.scale.shape, self.scale, self.bias, self.epsilon)
 
 
-class Linear(Weight):
-    """x W^T + b, plus scale * ((x A^T) B^T) once an adapter is attached; W is `[out, in]`."""
+class Linear(nn.Module):
+    """x W^T + b, plus scale * ((x A^T) B^T) once an adapter is attached; W is `[out, in]`.
+
+    W is `weight`, uninitialised, or `packed` in 4 bits: the other of the two is None. With `half_products`
+    operands of products are rounded to bfloat16.
+    """
 
     def __init__(self, fan_in: int, fan_out: int) -> None:
-        super().__init__(fan_out, fan_in)
+        super().__init__()
+        self.fan_in, self.fan_out = fan_in, fan_out
+        self.weight: nn.Parameter | None = nn.Parameter(torch.empty(fan_out, fan_in))
+        self.packed: PackedNf4 | None = None
         self.bias = nn.Parameter(torch.zeros(fan_out))
         self.lora_a: Weight | None = None
         self.lora_b: Weight | None = None
         self.lora_scale = 0.0
+        self.half_products = False
 
-    def forward(self, x: Tensor) -> Tensor:
-        y = functional.linear(x, self.weight, self.bias)
-        if self.lora_a is None or self.lora_b is None:
-            return y
-        low_rank = functional.linear(functional.linear(x, self.lora_a.weight), self.lora_b.weight)
-        return y + self.lora_scale * low_rank
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """The layer's result, added to the residual if there is one."""
+        if self.plain:
+            assert self.weight is not None
+            return linear(x, self.weight, self.bias, residual=residual, half=self.half_products)
+        y = self._adapted(x)
+        return y if residual is None else residual + y
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is a dense layer without an adapter."""
+        return self.weight is not None and self.lora_a is None
+
+    def operand(self, x: Tensor) -> Tensor:
+        """x as it goes into products."""
+        return half_operand(x) if self.half_products else x
+
+    def _adapted(self, x: Tensor) -> Tensor:
+        weight, lora_a, lora_b = self.packed or self.weight, self.lora_a, self.lora_b
+        assert weight is not None
+        operand = self.operand
+        given = operand(x)
+        bias = self.bias.to(given.dtype)  # rounded only where bfloat16 is what is multiplied
+        if lora_a is None or lora_b is None:
+            assert isinstance(weight, PackedNf4)
+            return nf4_linear(given, weight, bias).to(x.dtype)
+        base = weight if isinstance(weight, PackedNf4) else operand(weight)
+        low_rank = operand(lora_a.weight), operand(lora_b.weight)
+        return lora_linear(given, base, bias, *low_rank, self.lora_scale).to(x.dtype)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Where the bias goes, the packed weight goes."""
+        super()._apply(fn, recurse)
+        if self.packed is not None:
+            self.packed = self.packed.to(self.bias.device)
+        return self
 
 
 class Attention(nn.Module):
@@ -86,9 +124,9 @@ class Attention(nn.Module):
         self.value = Linear(width, width)
         self.output = Linear(width, width)
 
-    def forward(self, x: Tensor, attend: Attend) -> Tensor:
+    def forward(self, x: Tensor, attend: Attend, residual: Tensor) -> Tensor:
         context = attend(*(self._split(project(x)) for project in (self.query, self.key, self.value)))
-        return self.output(context.transpose(1, 2).flatten(2))
+        return self.output(context.transpose(1, 2).flatten(2), residual)
 
     def _split(self, x: Tensor) -> Tensor:
         """`[B, T, D]` to `[B, H, T, d]`."""
@@ -96,15 +134,21 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """W2 gelu(W1 x + b1) + b2 with the exact (erf) GELU."""
+    """residual + W2 gelu(W1 x + b1) + b2 with the exact (erf) GELU."""
 
     def __init__(self, width: int, inner_width: int) -> None:
         super().__init__()
         self.expand = Linear(width, inner_width)
         self.project = Linear(inner_width, width)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.project(gelu(self.expand(x)))
+    def forward(self, x: Tensor, residual: Tensor) -> Tensor:
+        expand, project = self.expand, self.project
+        if not (expand.plain and project.plain):
+            return project(gelu(expand(x)), residual)
+        assert expand.weight is not None
+        assert project.weight is not None
+        weights = (expand.weight, expand.bias, project.weight, project.bias)
+        return feed_forward(x, *weights, residual, half=expand.half_products)
 
 
 class Block(nn.Module):
@@ -118,5 +162,5 @@ class Block(nn.Module):
         self.feed_forward = FeedForward(width, inner_width)
 
     def forward(self, x: Tensor, attend: Attend) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), attend)
-        return x + self.feed_forward(self.feed_forward_norm(x))
+        x = self.attention(self.attention_norm(x), attend, x)
+        return self.feed_forward(self.feed_forward_norm(x), x)

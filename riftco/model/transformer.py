@@ -4,9 +4,9 @@ Parameter names and their order are the bundle's (`ModelConfig.parameter_specs`)
 tokens, V vocabulary, D model width.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -14,28 +14,29 @@ from torch.utils.checkpoint import checkpoint
 
 from artifacts import ModelConfig
 from kernels import flash_attention, materialized_attention
-from riftco.backends import BackendName, backend_of, torch_device
-from riftco.config import ActivationCheckpointing, AttentionKind, LoraConfig
-from riftco.model import lora
+from riftco.config import ActivationCheckpointing, AttentionKind
 from riftco.model.initialization import UniformStream, embedding_bound, xavier_bound
-from riftco.model.layers import Block, Embedding, KvCache, LayerNorm, Linear
+from riftco.model.layers import Attend, Block, Embedding, KvCache, LayerNorm, Linear
+from riftco.model.live_model import LiveModel
 
+Precision = Literal["fp32", "bf16"]
 _ATTEND = {"materialized": materialized_attention, "flash": flash_attention}
 
 
-class DecoderOnlyTransformer(nn.Module):
+class DecoderOnlyTransformer(LiveModel):
     """A model built from its configuration, on the CPU, with bit-exact initial weights.
 
-    `attention` and `activation_checkpointing` are run-time policies: they change cost, not results.
+    `attention` and `activation_checkpointing` are run-time policies: they change cost, not results. So is
+    `precision`, but `bf16` rounds the operands of matrix products.
     """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        self.lora: LoraConfig | None = None
-        self.lora_merged = False
         self._attention: AttentionKind = "materialized"
         self._activation_checkpointing: ActivationCheckpointing = "disabled"
+        self._precision: Precision = "fp32"
+        self._compiled = False
         width, epsilon = config.model_width, config.layer_norm_epsilon
         self.token_embedding = Embedding(config.vocabulary_size, width)
         self.position_embedding = Embedding(config.maximum_context, width)
@@ -51,20 +52,8 @@ class DecoderOnlyTransformer(nn.Module):
         for embedding in (self.token_embedding, self.position_embedding):
             stream.fill(embedding.weight, embedding_bound(self.config.model_width))
         for _, linear in self.projections():
-            fan_out, fan_in = linear.weight.shape
-            stream.fill(linear.weight, xavier_bound(fan_in, fan_out))
-
-    @property
-    def device(self) -> torch.device:
-        return self.token_embedding.weight.device
-
-    @property
-    def backend(self) -> BackendName:
-        return backend_of(self.device)
-
-    def move_to(self, backend: BackendName) -> "DecoderOnlyTransformer":
-        """Move all weights to a backend; returns the model."""
-        return self.to(torch_device(backend))
+            assert linear.weight is not None
+            stream.fill(linear.weight, xavier_bound(linear.fan_in, linear.fan_out))
 
     @property
     def attention(self) -> AttentionKind:
@@ -84,54 +73,54 @@ class DecoderOnlyTransformer(nn.Module):
         _require(kind, get_args(ActivationCheckpointing), "activation_checkpointing")
         self._activation_checkpointing = kind
 
-    def projections(self) -> Iterator[tuple[str, Linear]]:
-        """Every linear layer with its name, in the order of initialisation, adapters and NF4 packing."""
-        for name, module in self.named_modules():
-            if isinstance(module, Linear):
-                yield name, module
+    @property
+    def precision(self) -> Precision:
+        return self._precision
 
-    def base_parameters(self) -> dict[str, nn.Parameter]:
-        """The bundle's parameters by name, in the bundle's order; adapters are not among them."""
-        return {name: p for name, p in self.named_parameters() if ".lora_" not in name}
+    @precision.setter
+    def precision(self, kind: Precision) -> None:
+        _require(kind, get_args(Precision), "precision")
+        for _, linear in self.projections():
+            linear.half_products = kind == "bf16"
+        self._precision = kind
 
-    def adapter_parameters(self) -> dict[str, nn.Parameter]:
-        """The adapter's parameters by name, A before B, projection by projection; empty without LoRA."""
-        return {name: p for name, p in self.named_parameters() if ".lora_" in name}
+    def compile_blocks(self) -> None:
+        """Let `torch.compile` translate the blocks' training, for all shapes at once: up to a minute each.
 
-    def attach_lora(self, config: LoraConfig) -> None:
-        """Attach fresh adapters and freeze the rest; once per model. ValueError if a rank does not fit."""
-        if self.lora is not None or self.lora_merged:
-            raise ValueError("LoRA is attached once per model; open the base bundle again for a new adapter")
-        lora.attach({n: linear for n, linear in self.projections() if _target(n) in config.targets}, config)
-        for parameter in self.base_parameters().values():
-            parameter.requires_grad_(False)
-        self.lora = config
+        What needs no gradient, evaluation and decoding, runs as before.
+        """
+        for block in self.blocks:
+            block.compile(dynamic=True)
+        self._compiled = True
 
-    def merge_lora(self) -> None:
-        """Fold the adapters into their weights; all or nothing. ValueError without adapters."""
-        if self.lora is None:
-            raise ValueError("there is no LoRA adapter to merge; attach_lora comes first")
-        lora.merge(linear for _, linear in self.projections())
-        for parameter in self.base_parameters().values():
-            parameter.requires_grad_(True)
-        self.lora, self.lora_merged = None, True
+    def _callable(self, block: nn.Module) -> Callable[[Tensor, Attend], Tensor]:
+        """What runs a block: its translation, if there is one, only where gradients are wanted."""
+        return block.forward if self._compiled and not torch.is_grad_enabled() else block
 
-    def forward(self, token_ids: Tensor | Sequence[int]) -> Tensor:
-        """Logits `[B, T, V]` for int64 ids `[B, T]`; a flat sequence is one row. ValueError out of range."""
-        return self.language_model_head(self.hidden(token_ids))
+    def forward(self, token_ids: Tensor | Sequence[int], *, document_starts: Tensor | None = None) -> Tensor:
+        """Logits `[B, T, V]` for int64 ids `[B, T]`; a flat sequence is one row. ValueError out of range.
 
-    def hidden(self, token_ids: Tensor | Sequence[int]) -> Tensor:
-        """What the head turns into logits, `[B, T, D]`, for the ids that `forward` takes."""
-        ids = self._check(torch.as_tensor(token_ids, dtype=torch.int64, device=self.device))
+        With `document_starts`, int64 `[B, T]`, a row holds several documents: each token names the place in
+        the row where its own begins, sees nothing before it, and has position 0 there.
+        """
+        hidden = self.hidden(token_ids, document_starts=document_starts)
+        return self.activity.watched(self.language_model_head(hidden))
+
+    def hidden(self, token_ids: Tensor | Sequence[int], *, document_starts: Tensor | None = None) -> Tensor:
+        """What the head turns into logits, `[B, T, D]`, for the arguments that `forward` takes."""
+        ids = self._check(token_ids)
         ids = ids[None] if ids.ndim == 1 else ids
-        x = self.token_embedding(ids) + self.position_embedding.weight[: ids.shape[1]]
-        attend = _ATTEND[self._attention]
+        attend: Attend = partial(_ATTEND[self._attention], document_starts=document_starts)
+        if document_starts is None:
+            x = self.token_embedding(ids) + self.position_embedding.weight[: ids.shape[1]]
+        else:
+            x = self.token_embedding(ids) + self.position_embedding(_positions(document_starts, ids))
         for block in self.blocks:
             if self._activation_checkpointing == "block" and torch.is_grad_enabled():
-                x = checkpoint(block, x, attend, use_reentrant=False)
+                x = checkpoint(_replayable(block), x, attend, use_reentrant=False)
             else:
-                x = block(x, attend)
-        return self.final_norm(x)
+                x = self._callable(block)(x, attend)
+        return self.activity.watched(self.final_norm(x))
 
     @torch.no_grad()
     def decode(self, token_ids: Tensor | Sequence[int], cache: KvCache) -> Tensor:
@@ -139,13 +128,13 @@ class DecoderOnlyTransformer(nn.Module):
 
         Equal to the last n rows of `forward` over the whole visible sequence.
         """
-        ids = self._check(torch.as_tensor(token_ids, dtype=torch.int64, device=self.device), start=cache.size)
+        ids = self._check(token_ids, start=cache.size)
         cache.begin(len(ids))
         try:
             positions = slice(cache.size, cache.size + len(ids))
             x = (self.token_embedding(ids) + self.position_embedding.weight[positions])[None]
             for layer, block in enumerate(self.blocks):
-                x = block(x, partial(cache.append_and_attend, layer))
+                x = self._callable(block)(x, partial(cache.append_and_attend, layer))
             logits = self.language_model_head(self.final_norm(x))[0]
             cache.commit()
         except BaseException:
@@ -153,8 +142,12 @@ class DecoderOnlyTransformer(nn.Module):
             raise
         return logits
 
-    def _check(self, ids: Tensor, start: int = 0) -> Tensor:
-        """The ids as given; ValueError when they are none, too many or not in the vocabulary."""
+    def _check(self, token_ids: Tensor | Sequence[int], start: int = 0) -> Tensor:
+        """The ids as int64 here; ValueError when they are none, too many or not in the vocabulary."""
+        ids = torch.as_tensor(token_ids, device=self.device)
+        if ids.is_floating_point() and ids.numel():
+            raise ValueError(f"token ids must be integers, got {ids.dtype}")
+        ids = ids.to(torch.int64)
         length = ids.shape[-1] if ids.ndim else 0
         if ids.ndim not in (1, 2) or not ids.numel():
             raise ValueError(f"token ids must be a non-empty row or rectangle, got shape {list(ids.shape)}")
@@ -169,9 +162,39 @@ class DecoderOnlyTransformer(nn.Module):
         return ids
 
 
-def _target(projection: str) -> str:
-    """The adapter target a projection belongs to: its name without its block."""
-    return projection.split(".", 2)[-1] if projection.startswith("blocks.") else projection
+def _positions(document_starts: Tensor, ids: Tensor) -> Tensor:
+    """How far each token is from the start of its document, `[B, T]`."""
+    if document_starts.shape != ids.shape or document_starts.device != ids.device:
+        raise ValueError(
+            f"document_starts must be {list(ids.shape)} on {ids.device} as the ids are, "
+            f"got {list(document_starts.shape)} on {document_starts.device}"
+        )
+    positions = torch.arange(ids.shape[1], device=ids.device) - document_starts
+    if document_starts.dtype != torch.int64 or bool(((positions < 0) | (document_starts < 0)).any()):
+        raise ValueError(
+            "document_starts must be int64 places, none after the place it belongs to or below 0"
+        )
+    return positions
+
+
+def _replayable(block: nn.Module) -> Callable[[Tensor, Attend], Tensor]:
+    """The block, with a RuntimeError if it is run again, for its gradients, after its parameters changed."""
+    parameters = [parameter for parameter in block.parameters() if parameter.requires_grad]
+    versions = [parameter._version for parameter in parameters]
+    halves = _halves(block)
+
+    def run(x: Tensor, attend: Attend) -> Tensor:
+        if [parameter._version for parameter in parameters] != versions or _halves(block) != halves:
+            raise RuntimeError(
+                "parameters or precision changed since this graph was built; run forward again"
+            )
+        return block(x, attend)
+
+    return run
+
+
+def _halves(block: nn.Module) -> list[bool]:
+    return [module.half_products for module in block.modules() if isinstance(module, Linear)]
 
 
 def _require(value: str, allowed: tuple[str, ...], name: str) -> None:

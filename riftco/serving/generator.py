@@ -88,7 +88,7 @@ class TextGenerator:
     def generate(
         self, prompt: str, max_new_tokens: int = 32, *, sampler: Sampler | None = None
     ) -> GenerationResult:
-        """Exactly `max_new_tokens` more tokens; there is no stop token.
+        """`max_new_tokens` more tokens, or those before the end-of-text token of a tokenizer that has one.
 
         A prompt longer than the context is cropped to its newest tokens for the model, not in the result.
         `sampler` replaces the generator's own for this call. TypeError and ValueError for a prompt that is
@@ -109,9 +109,12 @@ class TextGenerator:
         token_ids = list(prompt_ids)
         if max_new_tokens:
             with ExitStack() as resources:
-                next_logits = self._open(resources)
+                next_logits, end = self._open(resources), self.tokenizer.end_of_text_id
                 for _ in range(max_new_tokens):
-                    token_ids.append(sampler(next_logits(token_ids)))
+                    token_id = sampler(next_logits(token_ids))
+                    if token_id == end:
+                        break
+                    token_ids.append(token_id)
         return token_ids
 
     def _open(self, resources: ExitStack) -> NextLogits:

@@ -46,7 +46,9 @@ class DecodeSession:
         self.cache = cache_kind(cache)
         self._model: DecoderOnlyTransformer | None = model
         self._request_cache = _request_cache(model, self.cache, block_size, pool)
-        self._remember_parameters(model)
+        with model.activity.lock:
+            model.activity.register("session", self)
+            self._remember_parameters(model)
         self.capacity = self._request_cache.capacity
         self.block_size = self.capacity
         if self.cache == "paged":
@@ -101,6 +103,8 @@ class DecodeSession:
     def close(self) -> None:
         """Return the pages and let go of the model; harmless when repeated."""
         self._request_cache.reset()
+        if self._model is not None:
+            self._model.activity.release(self)
         self._model = None
         self._parameters.clear()
 

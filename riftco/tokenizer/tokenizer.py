@@ -1,7 +1,9 @@
 """The tokenizer that models, training and serving hold: fits or restores a codec and guards its use.
 
-There are no special tokens, no normalisation and no padding: every id stands for bytes of content, so no
-content can be mistaken for a control token.
+There is no normalisation, no padding and, unless asked for, no special token: every id stands for bytes, so
+no content can be mistaken for a control token. The exception, end of text, stands for the byte 0xFF, which no
+UTF-8 text contains: it is the last id of a vocabulary, if that is byte 255 (byte) or the merge of 255 with
+itself (bpe). That is state which bundles always had, so older readers load it too.
 """
 
 import operator
@@ -18,6 +20,7 @@ BytesLike = bytes | bytearray | memoryview
 
 _DEFAULT_BPE_VOCABULARY_SIZE = 512
 _DEFAULT_PAIR_FREQUENCY = 2
+_END_OF_TEXT_BYTE = 255
 
 
 class Tokenizer:
@@ -30,6 +33,7 @@ class Tokenizer:
         method: str = "byte",
         vocabulary_size: int | None = None,
         minimum_pair_frequency: int = _DEFAULT_PAIR_FREQUENCY,
+        end_of_text: bool = False,
     ) -> None:
         """Fit on a corpus, which is one sequence: merges may span words, lines and characters.
 
@@ -37,18 +41,26 @@ class Tokenizer:
         vocabulary_size: most ids a bpe tokenizer may have, 256 to 2**32 - 1, 512 by default; the corpus may
             yield fewer.
         minimum_pair_frequency: how often a pair must occur, overlaps included, for bpe to merge it.
+        end_of_text: whether the last id is a token that no text encodes to; it counts as one of the ids.
 
-        Raises TypeError or ValueError for a wrong argument and TokenizerError for an empty corpus.
+        Raises TypeError or ValueError for a wrong argument and TokenizerError for a corpus that is empty or,
+        with end_of_text, holds the byte 0xFF.
         """
-        _check_settings(method, vocabulary_size, minimum_pair_frequency)
+        _check_settings(method, vocabulary_size, minimum_pair_frequency, end_of_text)
         data = _utf8(corpus) if isinstance(corpus, str) else _bytes("corpus", corpus)
         if not data:
             raise TokenizerError("the corpus is empty; a tokenizer needs at least one byte to learn from")
+        if end_of_text and _END_OF_TEXT_BYTE in data:
+            raise TokenizerError("the corpus holds the byte 0xFF, which is end_of_text's; give UTF-8 text")
         if method == "byte":
-            spec = TokenizerSpec("byte", byte_vocabulary=distinct_bytes(data))
+            last = (_END_OF_TEXT_BYTE,) if end_of_text else ()
+            spec = TokenizerSpec("byte", byte_vocabulary=distinct_bytes(data) + last)
         else:
             size = _DEFAULT_BPE_VOCABULARY_SIZE if vocabulary_size is None else vocabulary_size
-            spec = TokenizerSpec("bpe", merge_rules=train_merge_rules(data, size, minimum_pair_frequency))
+            rules = train_merge_rules(data, size - end_of_text, minimum_pair_frequency)
+            if end_of_text:
+                rules += ((_END_OF_TEXT_BYTE, _END_OF_TEXT_BYTE, 256 + len(rules)),)
+            spec = TokenizerSpec("bpe", merge_rules=rules)
         self._codec: ByteCodec | BpeCodec | None = _codec(spec)
 
     @classmethod
@@ -72,6 +84,16 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """Number of token ids."""
         return len(self.vocabulary)
+
+    @property
+    def end_of_text_id(self) -> int | None:
+        """The id that ends a document and that no text encodes to; None without one."""
+        if self.spec.byte_vocabulary is not None:
+            found = self.spec.byte_vocabulary[-1] == _END_OF_TEXT_BYTE
+        else:
+            last_rule = (self.spec.merge_rules or (None,))[-1]
+            found = last_rule is not None and last_rule[:2] == (_END_OF_TEXT_BYTE, _END_OF_TEXT_BYTE)
+        return self.vocab_size - 1 if found else None
 
     @property
     def vocabulary(self) -> tuple[bytes, ...]:
@@ -156,7 +178,11 @@ class Tokenizer:
         return self._codec
 
 
-def _check_settings(method: str, vocabulary_size: int | None, minimum_pair_frequency: int) -> None:
+def _check_settings(
+    method: str, vocabulary_size: int | None, minimum_pair_frequency: int, end_of_text: bool
+) -> None:
+    if not isinstance(end_of_text, bool):
+        raise TypeError(f"end_of_text must be True or False, got {end_of_text!r}")
     if method not in ("byte", "bpe"):
         raise ValueError(f"tokenizer method must be 'byte' or 'bpe', got {method!r}")
     if method == "byte" and vocabulary_size is not None:
@@ -164,7 +190,7 @@ def _check_settings(method: str, vocabulary_size: int | None, minimum_pair_frequ
     if method == "byte" and minimum_pair_frequency != _DEFAULT_PAIR_FREQUENCY:
         raise ValueError("minimum_pair_frequency belongs to method 'bpe'; a byte tokenizer merges no pairs")
     if vocabulary_size is not None:
-        _require_integer("vocabulary_size", vocabulary_size, 256, 2**32 - 1)
+        _require_integer("vocabulary_size", vocabulary_size, 256 + end_of_text, 2**32 - 1)
     _require_integer("minimum_pair_frequency", minimum_pair_frequency, 1, None)
 
 

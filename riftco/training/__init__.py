@@ -7,13 +7,10 @@ from riftco.training.evaluation import (
     evaluate_instruction_examples,
     validation_bits_per_byte,
 )
-from riftco.training.loop import (
-    CausalLanguageModelTrainer,
-    MetricSink,
-    TrainingLoopConfig,
-    TrainingMetric,
-)
+from riftco.training.loop import CausalLanguageModelTrainer, MetricSink, TrainingLoopConfig
+from riftco.training.metrics import TrainingMetric
 from riftco.training.optimizers import build_optimizer
+from riftco.training.packed_rows import PackedRowsBatchSource
 from riftco.training.post_training import PostTrainingResult, post_train, post_train_jsonl
 from riftco.training.pretraining import (
     PretrainingResult,
@@ -36,6 +33,7 @@ __all__ = [
     "DocumentRowsBatchSource",
     "ExampleWindowBatchSource",
     "MetricSink",
+    "PackedRowsBatchSource",
     "PostTrainingResult",
     "PretrainingResult",
     "RandomWindowBatchSource",

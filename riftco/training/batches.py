@@ -17,6 +17,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from artifacts import BatchSourceState, RandomState
+
 TokenSequence = Sequence[int] | Tensor
 _TOKEN_LIMIT = 2**32
 
@@ -29,12 +31,15 @@ _LEAST_ROWS_OF_A_PART = 12
 class TrainingBatch:
     """Inputs and targets, int64 `[B, T]`, and which targets count, bool `[B, T]` (all if None).
 
-    ValueError for unequal shapes, an empty rectangle, ids outside 0..2^32-1 or a mask that selects nothing.
+    Where rows hold several documents, `document_starts`, int64 `[B, T]`, names for each place the one where
+    its document begins; the model sees nothing before it and counts positions from it. ValueError for unequal
+    shapes, an empty rectangle, ids outside 0..2^32-1, a mask that selects nothing, or starts of no documents.
     """
 
     inputs: Tensor
     targets: Tensor
     mask: Tensor | None = None
+    document_starts: Tensor | None = None
 
     def __post_init__(self) -> None:
         shape = self.inputs.shape
@@ -47,6 +52,8 @@ class TrainingBatch:
             _check_ids(name, ids)
         if self.mask is not None:
             _check_mask(self.mask, shape)
+        if self.document_starts is not None:
+            _check_starts(self.document_starts, shape)
 
     @property
     def counted(self) -> int:
@@ -57,9 +64,10 @@ class TrainingBatch:
         """The batch cut into groups of rows of like length, each only as wide as its last counted target.
 
         What is cut off counts for nothing and nothing that counts can see it, so the parts' losses, weighted
-        by their counted targets, add up to the batch's. Without a mask the batch is its own one part.
+        by their counted targets, add up to the batch's. Without a mask, or with rows packed full of
+        documents, the batch is its own one part.
         """
-        if self.mask is None:
+        if self.mask is None or self.document_starts is not None:
             yield self
             return
         places = torch.arange(1, self.mask.shape[1] + 1)
@@ -99,6 +107,38 @@ class SequenceSource(ABC):
     def next_batch(self) -> TrainingBatch:
         """The next `batch_size` rows."""
 
+    def checkpoint_state(self) -> BatchSourceState:
+        """Where the source stands, for a checkpoint."""
+        return BatchSourceState(
+            self.source_type, self.fingerprint, self.batches_emitted, self._random_state()
+        )
+
+    def restore_checkpoint_state(self, state: BatchSourceState) -> None:
+        """Go on from there: the next batch is the one that would have followed.
+
+        TypeError for what is no state, ValueError, before any change, for that of another kind of source, of
+        other data or sizes (told by the fingerprint), or of another seed where the seed decides the order.
+        """
+        if not isinstance(state, BatchSourceState):
+            raise TypeError(f"a batch source goes on from a BatchSourceState, got {type(state).__name__}")
+        for name in ("source_type", "fingerprint"):
+            theirs, own = getattr(state, name), getattr(self, name)
+            if theirs != own:
+                raise ValueError(
+                    f"the state is of a batch source with {name} {theirs} and this one has {own}; "
+                    "build it from the same data, with the same sizes and sampling_strategy"
+                )
+        self._set_random_state(state.random_state)
+        self.batches_emitted = state.batches_emitted
+
+    @abstractmethod
+    def _random_state(self) -> RandomState:
+        """Of the generator that the next batch is drawn from."""
+
+    @abstractmethod
+    def _set_random_state(self, state: RandomState) -> None:
+        """Draw the next batch from a generator in this state; ValueError if it cannot be this source's."""
+
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 (64 hex) over type, batch and context size and every usable sequence; not over the seed."""
@@ -109,7 +149,12 @@ class SequenceSource(ABC):
         for start, length in zip(self.starts, self.lengths, strict=True):
             digest.update(struct.pack("<Q", length))
             digest.update(self.tokens[start : start + length].numpy().astype("<u4").tobytes())
+        digest.update(self._identity())
         return digest.hexdigest()
+
+    def _identity(self) -> bytes:
+        """What else tells two sources apart; nothing for the contract's."""
+        return b""
 
 
 def fixed_batches(source: BatchSource, count: int) -> tuple[TrainingBatch, ...]:
@@ -139,3 +184,15 @@ def _check_mask(mask: Tensor, shape: torch.Size) -> None:
         raise ValueError(f"the mask must be bool {list(shape)}, got {mask.dtype} {list(mask.shape)}")
     if not bool(mask.any()):
         raise ValueError("the mask selects no target; a batch needs at least one token to learn")
+
+
+def _check_starts(starts: Tensor, shape: torch.Size) -> None:
+    if starts.dtype != torch.int64 or starts.shape != shape:
+        raise ValueError(
+            f"document_starts must be int64 {list(shape)}, got {starts.dtype} {list(starts.shape)}"
+        )
+    places = torch.arange(shape[1])
+    begins = starts == places
+    goes_on = starts[:, 1:] == starts[:, :-1]
+    if not bool(begins[:, 0].all() and (begins[:, 1:] | goes_on).all()):
+        raise ValueError("document_starts must name, for each place of a row, where its document begins")

@@ -10,16 +10,20 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from riftco.config import LossScope
 from riftco.data import InstructionExample, InstructionFormatter, PlainChatFormatter
 from riftco.model import DecoderOnlyTransformer
 from riftco.tokenizer import Tokenizer
 from riftco.training.batches import TrainingBatch, at_least
 from riftco.training.document_rows import SEPARATOR, frame_documents, rows_batch
-from riftco.training.loop import batch_loss, perplexity
+from riftco.training.instruction_batches import EncodedExample, encode_examples
+from riftco.training.loop import batch_loss
+from riftco.training.metrics import perplexity
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,29 +50,30 @@ def evaluate_instruction_examples(
     context_size: int,
     batch_size: int = 1,
     formatter: InstructionFormatter | None = None,
+    loss_scope: LossScope = "full_sequence",
 ) -> CausalEvaluation:
-    """Score every target of the formatted examples once, delimiters and prompts included.
+    """Score every target of the formatted examples once: delimiters and prompts included, or responses only.
 
-    Chunks of one width share a batch. ValueError when no example has two tokens or a loss is not finite.
+    Examples are encoded as training encodes them for that scope, so what is compared is what was trained.
+    Chunks of one width share a batch. ValueError when no example has a target or a loss is not finite.
     """
     at_least(1, batch_size, "batch_size")
     started = time.perf_counter()
-    formatter = formatter or PlainChatFormatter()
-    sequences = tokenizer.encode_batch([formatter.format(example) for example in examples])
-    usable = [sequence for sequence in sequences if len(sequence) >= 2]
+    encoded = encode_examples(tokenizer, examples, formatter or PlainChatFormatter(), loss_scope)
+    usable = [example for example in encoded if example.target_count]
     if not usable:
-        raise ValueError(f"none of the {len(sequences)} examples has 2 tokens, so there is nothing to score")
-    chunks = [chunk for sequence in usable for chunk in token_chunks(sequence, context_size)]
+        raise ValueError(f"none of the {len(encoded)} examples has a target, so there is nothing to score")
+    chunks = [chunk for example in usable for chunk in _scored_chunks(example, context_size)]
     scores: list[float] = []
-    for rows in _bucketed(chunks, batch_size):
-        batch = TrainingBatch.shifted(torch.stack(rows))
-        scores.append(_finite(float(batch_loss(model, batch))) * batch.targets.numel())
-    targets = sum(len(chunk) - 1 for chunk in chunks)
+    for group in _bucketed(chunks, batch_size):
+        batch = _batch(group)
+        scores.append(_finite(float(batch_loss(model, batch))) * batch.counted)
+    targets = sum(example.target_count for example in usable)
     loss = math.fsum(scores) / targets
     return CausalEvaluation(
-        example_count=len(sequences),
+        example_count=len(encoded),
         usable_example_count=len(usable),
-        skipped_example_count=len(sequences) - len(usable),
+        skipped_example_count=len(encoded) - len(usable),
         target_token_count=targets,
         chunk_count=len(chunks),
         forward_batch_count=len(scores),
@@ -89,9 +94,9 @@ def validation_bits_per_byte(
 ) -> float:
     """Bits per byte of framed documents: -log2 likelihood of all their targets / their bytes.
 
-    The targets of a document are its own tokens and the closing separator, so its bytes are its UTF-8 length
-    plus the separator's. Independent of the tokenizer's piece size, hence comparable with an entropy of the
-    text. ValueError without documents or when a loss is not finite.
+    The targets of a document are its own tokens and the one that ends it, so its bytes are its UTF-8 length
+    and one more, be the end a newline or an end-of-text token. Independent of the tokenizer's piece size,
+    hence comparable with an entropy of the text. ValueError without documents or when a loss is not finite.
     """
     at_least(1, batch_size, "batch_size")
     if not documents:
@@ -115,17 +120,44 @@ def token_chunks(sequence: Sequence[int], context_size: int) -> Iterator[Tensor]
         yield tokens[start : start + context_size + 1]
 
 
-def _bucketed(chunks: Sequence[Tensor], batch_size: int) -> Iterator[list[Tensor]]:
+class _Chunk(NamedTuple):
+    """At most C + 1 tokens int64, of which the first `context` (at least 1) are not scored."""
+
+    tokens: Tensor
+    context: int
+
+    @property
+    def width(self) -> int:
+        return len(self.tokens)
+
+
+def _scored_chunks(example: EncodedExample, context_size: int) -> Iterator[_Chunk]:
+    """The chunks of an example that have something to score; a long prompt may fill whole chunks."""
+    for index, tokens in enumerate(token_chunks(example.ids, context_size)):
+        context = max(1, example.context - index * context_size)
+        if context < len(tokens):
+            yield _Chunk(tokens, context)
+
+
+def _batch(chunks: Sequence[_Chunk]) -> TrainingBatch:
+    """Chunks of one width as a batch; without a mask where every target counts, as in the contract."""
+    contexts = torch.tensor([chunk.context for chunk in chunks])
+    mask = torch.arange(1, chunks[0].width) >= contexts[:, None]
+    rows = torch.stack([chunk.tokens for chunk in chunks])
+    return TrainingBatch.shifted(rows, None if bool(mask.all()) else mask)
+
+
+def _bucketed(chunks: Sequence[_Chunk], batch_size: int) -> Iterator[list[_Chunk]]:
     """Groups of equally wide chunks, in the contract's order of evaluation.
 
     A bucket runs when it is full; else the fullest (then narrowest) runs once batch_size chunks wait over
     all of them, which bounds the memory. What is left runs by ascending width.
     """
-    buckets: defaultdict[int, list[Tensor]] = defaultdict(list)
+    buckets: defaultdict[int, list[_Chunk]] = defaultdict(list)
     for chunk in chunks:
-        buckets[len(chunk)].append(chunk)
-        if len(buckets[len(chunk)]) == batch_size:
-            yield buckets.pop(len(chunk))
+        buckets[chunk.width].append(chunk)
+        if len(buckets[chunk.width]) == batch_size:
+            yield buckets.pop(chunk.width)
         elif sum(map(len, buckets.values())) >= batch_size:
             yield buckets.pop(max(buckets, key=lambda width: (len(buckets[width]), -width)))
     for width in sorted(buckets):

@@ -6,20 +6,21 @@ hidden spaces and stay with AdamW.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from riftco.model import AdamStepStats
-from riftco.training.adamw import AdamW, finite_gradients
+from artifacts import MuonOptions, OptimizerScalars, StepState
+from artifacts.optimizer_state import is_muon_matrix
+from riftco.model import AdamStepStats, ModelOptimizer
+from riftco.training.adamw import AdamW, finite_norm, require_sane
 
-_MOMENTUM = 0.95
 _QUINTIC = (3.4445, -4.7750, 2.0315)  # drives singular values to about 1 in five steps, from 1e-2 on
 _ITERATIONS = 5
 
 
-class Muon:
+class Muon(ModelOptimizer):
     """`learning_rate` is AdamW's; the matrices' rate keeps its ratio to it, so one schedule moves both."""
 
     def __init__(
@@ -30,13 +31,17 @@ class Muon:
         matrix_learning_rate: float,
         weight_decay: float,
     ) -> None:
-        self.parameters = dict(parameters)
-        self._matrices = {name: p for name, p in parameters.items() if _is_hidden_matrix(name, p)}
-        others = {name: p for name, p in parameters.items() if name not in self._matrices}
+        require_sane(matrix_learning_rate)
+        self.options = MuonOptions(
+            learning_rate=learning_rate, matrix_learning_rate=matrix_learning_rate, weight_decay=weight_decay
+        )
+        super().__init__(parameters)
+        matrices = {name: p for name, p in self.parameters.items() if is_muon_matrix(name, p.ndim)}
+        others = {name: p for name, p in self.parameters.items() if name not in matrices}
         self._adamw = AdamW(others, learning_rate, weight_decay=weight_decay)
-        self._momenta = {name: torch.zeros_like(p) for name, p in self._matrices.items()}
+        self._stacks = [_Stack(names, matrices[names[0]]) for names in _alike(matrices)]
+        self._momenta = {name: m for stack in self._stacks for name, m in stack.momenta().items()}
         self._rate_ratio = matrix_learning_rate / learning_rate
-        self._weight_decay = weight_decay
 
     @property
     def learning_rate(self) -> float:
@@ -46,45 +51,75 @@ class Muon:
     def learning_rate(self, value: float) -> None:
         self._adamw.learning_rate = value
 
-    @property
-    def step_count(self) -> int:
-        return self._adamw.step_count
-
-    def zero_gradients(self) -> None:
-        for parameter in self.parameters.values():
-            parameter.grad = None
-
-    @torch.no_grad()
-    def step(self) -> AdamStepStats:
-        """One update from the current gradients, which it clears.
-
-        The norm reported is that of all gradients; only AdamW's share is clipped, for Muon's update does not
-        depend on it. ValueError, and nothing changed, when a gradient is missing or not finite.
-        """
-        gradients, norm = finite_gradients(self.parameters)
+    def _update(self, gradients: dict[str, Tensor]) -> AdamStepStats:
+        """The norm reported is that of all gradients; only AdamW's share is clipped, for Muon's update does
+        not depend on it."""
+        norm = finite_norm(gradients)
         rate = self.learning_rate * self._rate_ratio
+        momentum_share, decay = self.options.momentum, self.options.weight_decay
         stats = self._adamw.step()
-        for name, matrix in self._matrices.items():
-            gradient, momentum = gradients[name], self._momenta[name]
-            momentum.mul_(_MOMENTUM).add_(gradient)
-            direction = orthogonalized(gradient.add(momentum, alpha=_MOMENTUM))
-            shape_scale = math.sqrt(max(1.0, matrix.shape[0] / matrix.shape[1]))
-            matrix.mul_(1 - rate * self._weight_decay).add_(direction, alpha=-rate * shape_scale)
-        self.zero_gradients()
+        for stack in self._stacks:
+            directions = stack.directions(gradients, momentum_share)
+            matrices: list[Tensor] = [self.parameters[name] for name in stack.names]
+            shape_scale = math.sqrt(max(1.0, matrices[0].shape[0] / matrices[0].shape[1]))
+            torch._foreach_mul_(matrices, 1 - rate * decay)
+            torch._foreach_add_(matrices, directions, alpha=-rate * shape_scale)
+        self.step_count = stats.step
         return AdamStepStats(stats.step, norm, stats.clip_scale)
 
+    def _first(self) -> list[list[Tensor]]:
+        moments = self._momenta | self._adamw.first_moments
+        return [[moments[name]] for name in self.parameters]
 
-def orthogonalized(matrix: Tensor) -> Tensor:
-    """About U V^T of the matrix U S V^T `[rows, columns]`, by Newton-Schulz iteration in its own dtype."""
+    def _second(self) -> list[list[Tensor]]:
+        return [[moments] for moments in self._adamw.second_moments.values()]
+
+    def _scalars(self) -> StepState:
+        return StepState(self.options, self.step_count)
+
+    def _set_scalars(self, scalars: OptimizerScalars) -> None:
+        self.step_count = self._adamw.step_count = scalars.step_count
+
+    def _drop(self) -> None:
+        self._momenta, self._stacks = {}, []
+        self._adamw.close()
+
+
+class _Stack:
+    """Matrices of one shape, whose products are made together: one call in place of one for each matrix."""
+
+    def __init__(self, names: Sequence[str], like: Tensor) -> None:
+        self.names = names
+        self._momenta = like.new_zeros(len(names), *like.shape)
+
+    def momenta(self) -> dict[str, Tensor]:
+        """Each matrix's momentum, a view."""
+        return dict(zip(self.names, self._momenta.unbind(), strict=True))
+
+    def directions(self, gradients: Mapping[str, Tensor], share: float) -> list[Tensor]:
+        """Add the gradients to the momenta; Nesterov's look ahead from there, made orthogonal."""
+        ahead = torch.stack([gradients[name] for name in self.names])
+        self._momenta.mul_(share).add_(ahead)
+        return list(orthogonalized(ahead.add_(self._momenta, alpha=share)).unbind())
+
+
+def _alike(matrices: Mapping[str, Tensor]) -> list[list[str]]:
+    """The names, those of one shape together."""
+    groups: dict[torch.Size, list[str]] = {}
+    for name, matrix in matrices.items():
+        groups.setdefault(matrix.shape, []).append(name)
+    return list(groups.values())
+
+
+def orthogonalized(matrices: Tensor) -> Tensor:
+    """About U V^T of each matrix U S V^T `[..., rows, columns]`, by Newton-Schulz steps in its dtype."""
     a, b, c = _QUINTIC
-    x = matrix / (matrix.norm() + 1e-7)
-    if tall := x.shape[0] > x.shape[1]:
+    x = matrices / (matrices.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    if tall := x.shape[-2] > x.shape[-1]:
         x = x.mT
+    shape, x = x.shape, x.reshape(-1, *x.shape[-2:])
     for _ in range(_ITERATIONS):
         gram = x @ x.mT
-        x = a * x + (b * gram + c * gram @ gram) @ x
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    x = x.view(shape)
     return x.mT if tall else x
-
-
-def _is_hidden_matrix(name: str, parameter: nn.Parameter) -> bool:
-    return parameter.ndim == 2 and name.startswith("blocks.") and ".lora_" not in name

@@ -1,45 +1,50 @@
-"""Post-training: supervised fine-tuning of a bundle on instruction examples, in full or through LoRA.
+"""Post-training: supervised fine-tuning of a bundle on instruction examples, in full, by LoRA or by QLoRA.
 
-The loss counts every next token of the formatted text, prompt and delimiters included. The base bundle is
-never changed; the result is a new one that names it as parent.
+The loss counts every next token of the formatted text, prompt and delimiters included, or with `loss_scope`
+response_only those of the response alone. The base bundle is never changed; the result is a new one that
+names it as parent.
 """
 
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from artifacts import ModelBundle
+import torch
+from torch import Tensor, nn
+
+from artifacts import ModelBundle, Workspace
+from artifacts.optimizer_state import is_muon_matrix
 from riftco.backends import resolve_backend
 from riftco.config import PostTrainingConfig, contract_dump
 from riftco.data import InstructionExample, InstructionFormatter, PlainChatFormatter, load_instructions
-from riftco.errors import InputError, TokenizerError
+from riftco.errors import InputError
+from riftco.model import DecoderOnlyTransformer
 from riftco.runtime import ModelRuntime, capture_bundle
-from riftco.tokenizer import Tokenizer
-from riftco.training.batches import SequenceSource
-from riftco.training.document_rows import DocumentRowsBatchSource
+from riftco.training.instruction_batches import instruction_batches
 from riftco.training.loop import MetricSink, TrainingMetric
+from riftco.training.optimizers import state_storage
+from riftco.training.ranks import trains_here
 from riftco.training.run import run_training
-from riftco.training.window_batches import ExampleWindowBatchSource, SequenceWindowBatchSource
+from riftco.training.tracking import beginning
 
-OBJECTIVE = "full_sequence_causal_sft"
-_MOMENT_BYTES = 8  # two float32 moments per trained value
-_SOURCES: dict[str, Callable[..., SequenceSource]] = {
-    "example_uniform": ExampleWindowBatchSource,
-    "window_uniform": SequenceWindowBatchSource,
-    "document_rows": DocumentRowsBatchSource,
-}
+OBJECTIVES = {"full_sequence": "full_sequence_causal_sft", "response_only": "response_only_causal_sft"}
+Metadata = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class PostTrainingResult:
-    """The tuned bundle, every metric in order, and what it was tuned on and how."""
+    """The tuned bundle, every metric in order, and what it was tuned on and how.
+
+    `merge_difference`: the largest change of a logit by the merge of adapters, over one row of training data.
+    """
 
     bundle: ModelBundle
     metrics: tuple[TrainingMetric, ...]
     example_count: int
     objective: str
     fine_tuning_method: str
+    merge_difference: float | None = None
 
 
 def post_train(
@@ -49,11 +54,12 @@ def post_train(
     *,
     formatter: InstructionFormatter | None = None,
     metric_sink: MetricSink | None = None,
+    workspace: Workspace | None = None,
 ) -> PostTrainingResult:
     """Fine-tune a copy of a bundle.
 
-    InputError without examples, for a context the model does not have, for examples shorter than a window
-    (by index), or for text the tokenizer cannot encode.
+    InputError without examples, for a context the model does not have, for examples shorter than a window or
+    without a token to learn (by index), or for text the tokenizer cannot encode.
     """
     config = config or PostTrainingConfig()
     formatter = formatter or PlainChatFormatter()
@@ -65,25 +71,49 @@ def post_train(
     if not examples:
         raise InputError("there are no instruction examples; give at least one")
     backend = resolve_backend(config.backend)
+    if not trains_here(config, backend):
+        from riftco.training.jobs import post_train_in_ranks
+
+        return post_train_in_ranks(
+            base_bundle,
+            examples,
+            config,
+            formatter=formatter,
+            metric_sink=metric_sink,
+            workspace=workspace,
+        )
     with ModelRuntime.open(base_bundle, backend=backend) as runtime:
         model = runtime.model
-        source = _source(runtime.tokenizer, [formatter.format(example) for example in examples], config)
-        lora = config.fine_tuning_method == "lora"
-        if lora:
-            model.attach_lora(config.lora)
-        parameters = model.adapter_parameters() if lora else model.base_parameters()
-        metrics = run_training(model, parameters, source, config, metric_sink=metric_sink)
-        trained_count = sum(parameter.numel() for parameter in parameters.values())
-        if lora:
-            model.merge_lora()
+        source = instruction_batches(runtime.tokenizer, examples, formatter, config)
+        quantization = _attach_adapters(model, config)
+        with model.base_parameters() if model.lora is None else model.adapter_parameters() as parameters:
+            metrics = run_training(
+                model,
+                parameters,
+                source,
+                config,
+                metric_sink=metric_sink,
+                begin=beginning(metric_sink, model, runtime.tokenizer, config),
+                workspace=workspace,
+            )
+            optimizer_state = _optimizer_state(parameters, config)
+        merge_difference = None if model.lora is None else _merge(model, source.next_batch().inputs[:1])
         bundle = capture_bundle(
             model,
             runtime.tokenizer,
             stage="post_training",
             parent_artifact_id=base_bundle.artifact_id,
-            metadata=_metadata(config, len(examples), formatter, backend, trained_count),
+            metadata=_metadata(config, len(examples), formatter, backend)
+            | {"optimizer_state": optimizer_state, "quantization": quantization},
         )
-    return PostTrainingResult(bundle, metrics, len(examples), OBJECTIVE, config.fine_tuning_method)
+    return PostTrainingResult(
+        bundle,
+        metrics,
+        len(examples),
+        OBJECTIVES[config.loss_scope],
+        config.fine_tuning_method,
+        merge_difference,
+    )
 
 
 def post_train_jsonl(
@@ -93,61 +123,77 @@ def post_train_jsonl(
     *,
     formatter: InstructionFormatter | None = None,
     metric_sink: MetricSink | None = None,
+    workspace: Workspace | None = None,
 ) -> PostTrainingResult:
     """`post_train` on the examples of a JSONL file."""
     examples = load_instructions(path)
-    return post_train(base_bundle, examples, config, formatter=formatter, metric_sink=metric_sink)
-
-
-def _source(tokenizer: Tokenizer, texts: list[str], config: PostTrainingConfig) -> SequenceSource:
-    try:
-        sequences = tokenizer.encode_batch(texts)
-    except TokenizerError as error:
-        raise InputError(
-            f"the instruction examples: {error}; the base bundle needs a bpe tokenizer"
-        ) from None
-    needed, remedy = config.context_size + 1, "use a smaller context_size or sampling_strategy document_rows"
-    if config.sampling_strategy == "document_rows":  # a row may be any example with a token to predict
-        needed, remedy = 2, "leave them out"
-    short = [index for index, sequence in enumerate(sequences) if len(sequence) < needed]
-    if short:
-        indices = ", ".join(map(str, short[:8])) + (", ..." if len(short) > 8 else "")
-        count = f"{len(short)} of {len(sequences)} examples"
-        raise InputError(f"{count} have fewer than {needed} tokens, at index {indices}; {remedy}")
-    return _SOURCES[config.sampling_strategy](
-        sequences,
-        batch_size=config.batch_size,
-        context_size=config.context_size,
-        random_seed=config.random_seed,
+    return post_train(
+        base_bundle, examples, config, formatter=formatter, metric_sink=metric_sink, workspace=workspace
     )
 
 
-def _metadata(
-    config: PostTrainingConfig,
-    example_count: int,
-    formatter: InstructionFormatter,
-    backend: str,
-    trained_count: int,
-) -> dict[str, Any]:
-    lora = config.fine_tuning_method == "lora"
+def _attach_adapters(model: DecoderOnlyTransformer, config: PostTrainingConfig) -> Metadata | None:
+    """Quantize and attach as the method says; the bundle's `quantization`."""
+    quantization = None
+    if config.fine_tuning_method == "qlora":
+        double, scale_block_size = config.double_quantization, config.nf4_scale_block_size
+        model.quantize_nf4(
+            config.nf4_block_size, double_quantization=double, scale_block_size=scale_block_size
+        )
+        memory = model.quantized_memory()
+        quantization = {
+            "format": "nf4",
+            "block_size": config.nf4_block_size,
+            "double_quantization": double,
+            "scale_block_size": scale_block_size if double else None,
+            "training_memory": asdict(memory) | {"compression_ratio": memory.compression_ratio},
+            "export_materialized_to_fp32": True,
+        }
+    if config.fine_tuning_method != "full":
+        model.attach_lora(config.lora)
+    return quantization
+
+
+@torch.no_grad()
+def _merge(model: DecoderOnlyTransformer, token_ids: Tensor) -> float:
+    """Fold the adapters in; the largest difference that makes to a logit of these tokens."""
+    adapted = model(token_ids)
+    model.merge_lora()
+    return float((model(token_ids) - adapted).abs().max())
+
+
+def _optimizer_state(parameters: Mapping[str, nn.Parameter], config: PostTrainingConfig) -> Metadata:
+    counts, page_size = [parameter.numel() for parameter in parameters.values()], config.optimizer_page_size
+    storage = state_storage(config) if config.optimizer == "adam" else "contiguous"
     return {
-        "objective": OBJECTIVE,
+        "state_storage": storage,
+        "page_size": page_size,
+        "page_count": sum(-(-count // page_size) for count in counts) if storage == "paged" else 0,
+        "state_payload_bytes": sum(_moment_bytes(name, p, config) for name, p in parameters.items()),
+    }
+
+
+def _moment_bytes(name: str, parameter: nn.Parameter, config: PostTrainingConfig) -> int:
+    """Two float32 moments for each value, one where Muon moves a matrix."""
+    moments = 1 if config.optimizer == "muon" and is_muon_matrix(name, parameter.ndim) else 2
+    return 4 * moments * parameter.numel()
+
+
+def _metadata(
+    config: PostTrainingConfig, example_count: int, formatter: InstructionFormatter, backend: str
+) -> Metadata:
+    adapters = config.fine_tuning_method != "full"
+    return {
+        "objective": OBJECTIVES[config.loss_scope],
         "example_count": example_count,
         "formatter": type(formatter).__name__,
         "training_config": contract_dump(config),
         "resolved_backend": backend,
         "optimizer": config.optimizer,
-        "optimizer_state": {
-            "state_storage": "contiguous",
-            "page_size": config.optimizer_page_size,
-            "page_count": 0,
-            "state_payload_bytes": _MOMENT_BYTES * trained_count,
-        },
-        "optimizer_parameter_scope": "lora_adapters" if lora else "all_model_parameters",
+        "optimizer_parameter_scope": "lora_adapters" if adapters else "all_model_parameters",
         "fine_tuning_method": config.fine_tuning_method,
-        "lora_merged": lora,
-        "quantization": None,
+        "lora_merged": adapters,
         "adapter_state_included": False,
         "optimizer_state_included": False,
-        "response_only_loss": False,
+        "response_only_loss": config.loss_scope == "response_only",
     }

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from artifacts import ModelBundle, ModelConfig
+from artifacts import ModelBundle, ModelConfig, Workspace
 from riftco.backends import resolve_backend
 from riftco.config import PretrainingConfig, contract_dump
 from riftco.data import read_text
@@ -20,8 +20,10 @@ from riftco.model import DecoderOnlyTransformer
 from riftco.runtime import capture_bundle
 from riftco.tokenizer import Tokenizer
 from riftco.training.loop import MetricSink, TrainingMetric
+from riftco.training.ranks import trains_here
 from riftco.training.run import run_training
 from riftco.training.text_batches import TextBatches, text_batches
+from riftco.training.tracking import beginning
 
 PathLike = str | os.PathLike[str]
 
@@ -37,29 +39,39 @@ class PretrainingResult:
 
 
 @dataclass(frozen=True, slots=True)
-class _Texts:
+class Texts:
+    """What to learn, what to be judged by, and whether the one was cut off the other."""
+
     training: str
     validation: str
     source: Literal["derived_fraction", "explicit"]
 
 
 def pretrain_text(
-    text: str, config: PretrainingConfig | None = None, *, metric_sink: MetricSink | None = None
+    text: str,
+    config: PretrainingConfig | None = None,
+    *,
+    metric_sink: MetricSink | None = None,
+    workspace: Workspace | None = None,
 ) -> PretrainingResult:
     """Pretrain on the head of a text and validate on its tail, `validation_fraction` of its characters.
 
-    With `document_rows` the cut moves back to the start of the document it falls in. InputError when a side
-    is empty, too short for the context, or not in the tokenizer's vocabulary.
+    With `document_rows` and `packed` the cut moves back to the start of the document it falls in. InputError
+    when a side is empty, too short for the context, or not in the tokenizer's vocabulary.
     """
     config = config or PretrainingConfig()
-    return _pretrain(_derived_split(text, config), config, metric_sink=metric_sink)
+    return pretrain_texts(_derived_split(text, config), config, metric_sink=metric_sink, workspace=workspace)
 
 
 def pretrain_file(
-    path: PathLike, config: PretrainingConfig | None = None, *, metric_sink: MetricSink | None = None
+    path: PathLike,
+    config: PretrainingConfig | None = None,
+    *,
+    metric_sink: MetricSink | None = None,
+    workspace: Workspace | None = None,
 ) -> PretrainingResult:
     """`pretrain_text` on the text of a file, read as `riftco.data.read_text` does."""
-    return pretrain_text(read_text(path), config, metric_sink=metric_sink)
+    return pretrain_text(read_text(path), config, metric_sink=metric_sink, workspace=workspace)
 
 
 def pretrain_splits(
@@ -68,6 +80,7 @@ def pretrain_splits(
     config: PretrainingConfig | None = None,
     *,
     metric_sink: MetricSink | None = None,
+    workspace: Workspace | None = None,
     tokenizer: Tokenizer | None = None,
 ) -> PretrainingResult:
     """Pretrain on one text and validate on another; `validation_fraction` plays no part.
@@ -80,9 +93,9 @@ def pretrain_splits(
             raise InputError(f"the {name} text is empty; give some text")
     if training_text == validation_text:
         raise InputError("the training and validation texts are the same; hold back text for validation")
-    texts = _Texts(training_text, validation_text, "explicit")
+    texts = Texts(training_text, validation_text, "explicit")
     config = config or PretrainingConfig()
-    return _pretrain(texts, config, metric_sink=metric_sink, tokenizer=tokenizer)
+    return pretrain_texts(texts, config, metric_sink=metric_sink, workspace=workspace, tokenizer=tokenizer)
 
 
 def pretrain_files(
@@ -91,42 +104,59 @@ def pretrain_files(
     config: PretrainingConfig | None = None,
     *,
     metric_sink: MetricSink | None = None,
+    workspace: Workspace | None = None,
 ) -> PretrainingResult:
     """`pretrain_splits` on the texts of two files; InputError if they are one and the same."""
     if _same_file(training_path, validation_path):
         raise InputError(f"{shown(validation_path)}: is the training file too; give another for validation")
     training, validation = read_text(training_path), read_text(validation_path)
-    return pretrain_splits(training, validation, config, metric_sink=metric_sink)
+    return pretrain_splits(training, validation, config, metric_sink=metric_sink, workspace=workspace)
 
 
 def fit_tokenizer(training_text: str, config: PretrainingConfig) -> Tokenizer:
     """The configured tokenizer, fitted on the training text."""
     if config.tokenizer_method == "byte":
-        return Tokenizer(training_text, method="byte")
+        return Tokenizer(training_text, method="byte", end_of_text=config.end_of_text)
+    if config.end_of_text and config.vocabulary_size == 256:
+        raise InputError("vocabulary_size 256 leaves no id for end_of_text; use at least 257")
     return Tokenizer(
         training_text,
         method="bpe",
         vocabulary_size=config.vocabulary_size,
         minimum_pair_frequency=config.minimum_pair_frequency,
+        end_of_text=config.end_of_text,
     )
 
 
-def _pretrain(
-    texts: _Texts,
+def pretrain_texts(
+    texts: Texts,
     config: PretrainingConfig,
     *,
     metric_sink: MetricSink | None,
+    workspace: Workspace | None,
     tokenizer: Tokenizer | None = None,
 ) -> PretrainingResult:
+    """What all of the above come to; in `config.processes` ranks, which are launched unless this is one."""
     backend = resolve_backend(config.backend)
+    if not trains_here(config, backend):
+        from riftco.training.jobs import pretrain_in_ranks
+
+        return pretrain_in_ranks(texts, config, tokenizer, metric_sink=metric_sink, workspace=workspace)
     tokenizer = tokenizer or fit_tokenizer(texts.training, config)
     if tokenizer.method != config.tokenizer_method:
         raise InputError(
             f"the tokenizer given is {tokenizer.method} but tokenizer_method is {config.tokenizer_method}; "
             "make them agree"
         )
+    if config.end_of_text != (tokenizer.end_of_text_id is not None):
+        has = "no" if config.end_of_text else "an"
+        raise InputError(
+            f"the tokenizer given has {has} end-of-text token but end_of_text is {config.end_of_text}; "
+            "make them agree"
+        )
     batches = text_batches(texts.training, texts.validation, tokenizer, config)
     model = _new_model(tokenizer, config).move_to(backend)
+    bytes_per_token = len(texts.training.encode()) / batches.training_token_count
     metrics = run_training(
         model,
         model.base_parameters(),
@@ -134,13 +164,15 @@ def _pretrain(
         config,
         validation_batches=batches.validation,
         metric_sink=metric_sink,
+        begin=beginning(metric_sink, model, tokenizer, config, bytes_per_token=bytes_per_token),
+        workspace=workspace,
     )
     metadata = _metadata(texts, batches, config, backend)
     bundle = capture_bundle(model, tokenizer, stage="pretraining", metadata=metadata)
     return PretrainingResult(bundle, metrics, batches.training_token_count, batches.validation_token_count)
 
 
-def _metadata(texts: _Texts, batches: TextBatches, config: PretrainingConfig, backend: str) -> dict[str, Any]:
+def _metadata(texts: Texts, batches: TextBatches, config: PretrainingConfig, backend: str) -> dict[str, Any]:
     derived = texts.source == "derived_fraction"
     return {
         "objective": "next_token_prediction",
@@ -172,16 +204,16 @@ def _new_model(tokenizer: Tokenizer, config: PretrainingConfig) -> DecoderOnlyTr
     )
 
 
-def _derived_split(text: str, config: PretrainingConfig) -> _Texts:
+def _derived_split(text: str, config: PretrainingConfig) -> Texts:
     cut = len(text) - max(1, math.ceil(len(text) * config.validation_fraction))
-    if config.sampling_strategy == "document_rows":
+    if config.sampling_strategy != "random_window":
         cut = document_start(text, cut)
     if cut <= 0:
         raise InputError(
             f"a text of {len(text)} characters leaves nothing to train on beside a validation share of "
             f"{config.validation_fraction}; give more text or a smaller validation_fraction"
         )
-    return _Texts(text[:cut], text[cut:], "derived_fraction")
+    return Texts(text[:cut], text[cut:], "derived_fraction")
 
 
 def _same_file(left: PathLike, right: PathLike) -> bool:

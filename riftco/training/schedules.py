@@ -11,9 +11,10 @@ def learning_rate_schedule(
 ) -> Callable[[int], float] | None:
     """The learning rate of each optimiser step 1..steps, or None where it never changes.
 
-    Linear warm-up (step s has peak * s / warmup_steps), then constant or cosine. The cosine (Loshchilov &
-    Hutter 2016, half a period) starts at the peak and would reach zero one step after the last, so no step
-    is wasted on a rate of zero.
+    Linear warm-up (step s has peak * s / warmup_steps), then constant, cosine or trapezoid. The cosine
+    (Loshchilov & Hutter 2016, half a period) starts at the peak; the trapezoid (Zhai et al. 2022) stays there
+    and falls linearly over the last `cooldown_fraction` of all steps. Both would reach zero one step after
+    the last, so no step is wasted on a rate of zero.
     """
     warmup = config.warmup_steps
     if config.schedule == "constant" and not warmup:
@@ -24,6 +25,9 @@ def learning_rate_schedule(
             return peak * step / warmup
         if config.schedule == "constant":
             return peak
+        if config.schedule == "trapezoid":
+            cooldown = max(1, round(config.cooldown_fraction * steps))
+            return peak * min(1.0, (steps - step + 1) / (cooldown + 1))
         progress = (step - 1 - warmup) / (steps - warmup)
         return peak * 0.5 * (1.0 + math.cos(math.pi * progress))
 

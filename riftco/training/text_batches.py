@@ -10,6 +10,7 @@ from riftco.errors import InputError, TokenizerError
 from riftco.tokenizer import Tokenizer
 from riftco.training.batches import BatchSource, TrainingBatch, fixed_batches
 from riftco.training.document_rows import DocumentRowsBatchSource, document_batches, frame_documents
+from riftco.training.packed_rows import PackedRowsBatchSource
 from riftco.training.window_batches import RandomWindowBatchSource
 
 
@@ -17,7 +18,7 @@ from riftco.training.window_batches import RandomWindowBatchSource
 class TextBatches:
     """An endless source of training batches, fixed validation batches, and the tokens on either side.
 
-    With `document_rows` a document counts its own tokens and one separator.
+    With `document_rows` and `packed` a document counts its own tokens and the one that ends it.
     """
 
     source: BatchSource
@@ -32,11 +33,11 @@ def text_batches(
     """Batches of the two texts as `sampling_strategy` says.
 
     InputError when a side is too short for the context, holds a byte the vocabulary lacks, or (with
-    `document_rows`) has no document or shares one with the other side.
+    `document_rows` and `packed`) has no document or shares one with the other side.
     """
-    if config.sampling_strategy == "document_rows":
-        return _document_rows(training, validation, tokenizer, config)
-    return _random_windows(training, validation, tokenizer, config)
+    if config.sampling_strategy == "random_window":
+        return _random_windows(training, validation, tokenizer, config)
+    return _documents(training, validation, tokenizer, config)
 
 
 def _random_windows(
@@ -54,17 +55,20 @@ def _random_windows(
     )
 
 
-def _document_rows(
+def _documents(
     training: str, validation: str, tokenizer: Tokenizer, config: PretrainingConfig
 ) -> TextBatches:
+    """Whole documents to learn; the validation documents are padded rows in order with either strategy."""
     documents, held_out_documents = split_documents(training), split_documents(validation)
     _refuse_shared(documents, held_out_documents)
     rows = _document_tokens("training", documents, tokenizer)
     held_out = _document_tokens("validation", held_out_documents, tokenizer)
-    sizes = {"batch_size": config.batch_size, "context_size": config.context_size}
+    batch_size, context_size = config.batch_size, config.context_size
+    source = PackedRowsBatchSource if config.sampling_strategy == "packed" else DocumentRowsBatchSource
+    scored = held_out[: config.validation_batch_count * batch_size]
     return TextBatches(
-        DocumentRowsBatchSource(rows, random_seed=config.random_seed, **sizes),
-        document_batches(held_out[: config.validation_batch_count * config.batch_size], **sizes),
+        source(rows, batch_size=batch_size, context_size=context_size, random_seed=config.random_seed),
+        document_batches(scored, batch_size=batch_size, context_size=context_size),
         sum(len(row) - 1 for row in rows),
         sum(len(row) - 1 for row in held_out),
     )

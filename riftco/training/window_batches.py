@@ -9,10 +9,10 @@ from bisect import bisect
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate
-from typing import Any
 
 import torch
 
+from artifacts import RandomState
 from riftco.training.batches import SequenceSource, TokenSequence, TrainingBatch, at_least
 
 
@@ -39,11 +39,11 @@ class WindowSource(SequenceSource):
         self.batches_emitted += 1
         return TrainingBatch.shifted(self._windows[torch.tensor(starts)])
 
-    @property
-    def random_state(self) -> dict[str, Any]:
-        """The generator's state as JSON: version, internal (624 words and the index), gauss_next."""
-        version, internal, gauss_next = self._random.getstate()
-        return {"version": version, "internal": list(internal), "gauss_next": gauss_next}
+    def _random_state(self) -> RandomState:
+        return RandomState.from_python(self._random.getstate())
+
+    def _set_random_state(self, state: RandomState) -> None:
+        self._random.setstate(state.to_python())
 
     @abstractmethod
     def _draw_start(self) -> int:

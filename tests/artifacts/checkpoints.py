@@ -11,11 +11,14 @@ import numpy as np
 from artifacts import (
     AdamOptions,
     AdamState,
+    AdamWOptions,
     BatchSourceState,
     LoraSpec,
     ModelConfig,
+    MuonOptions,
     PackedNf4Weight,
     RandomState,
+    StepState,
     TrainingCheckpoint,
 )
 from tests.artifacts.bundles import spell, zipped_entries
@@ -37,6 +40,16 @@ def adam_state(step: int = 3, **options: Any) -> AdamState:
     return AdamState(settings, step, settings.beta1**step, settings.beta2**step)
 
 
+def adamw_state(step: int = 3) -> StepState:
+    """AdamW after some steps."""
+    return StepState(AdamWOptions(learning_rate=0.1, weight_decay=0.0), step)
+
+
+def muon_state(step: int = 3) -> StepState:
+    """Muon after some steps."""
+    return StepState(MuonOptions(learning_rate=0.1, matrix_learning_rate=0.02, weight_decay=0.3), step)
+
+
 def packed_weight(rows: int = 1, columns: int = 1, **changes: Any) -> PackedNf4Weight:
     """A packed weight of ones, in one block of scale 1 at these sizes."""
     count = rows * columns
@@ -50,9 +63,14 @@ def packed_weight(rows: int = 1, columns: int = 1, **changes: Any) -> PackedNf4W
 def small_checkpoint(**changes: Any) -> TrainingCheckpoint:
     """A valid checkpoint of 22 values, all trained; `changes` override its parts."""
     values = np.arange(22) / 8
-    parts: dict[str, Any] = {"config": CONFIG, "values": values, "adam": adam_state()}
+    parts: dict[str, Any] = {"config": CONFIG, "values": values, "optimizer": adam_state()}
     parts |= {"first_moments": values / 4, "second_moments": values / 16, "python_random_state": RANDOM}
     return TrainingCheckpoint(**(parts | changes))
+
+
+def muon_parts() -> dict[str, Any]:
+    """The changes that make a small checkpoint one of Muon, which moves 6 of its 22 values."""
+    return {"optimizer": muon_state(), "second_moments": np.arange(16) / 16}
 
 
 def lora_parts(**changes: Any) -> dict[str, Any]:

@@ -15,7 +15,9 @@ from pathlib import Path
 from artifacts import Ref, StepRecord, Store, step_key, write_atomic
 from artifacts.fsck import check_store
 from artifacts.garbage import collect
+from artifacts.workspace import METRICS_DIGEST
 from tests.artifacts.bundles import small_bundle
+from tests.artifacts.checkpoints import small_checkpoint
 from tests.artifacts.crash_model import (
     Disk,
     Killed,
@@ -110,6 +112,18 @@ def save_old(base: Path, acknowledge: Acknowledge) -> None:
     save(base, acknowledge, b"the checkpoint before")
 
 
+def save_point(base: Path, acknowledge: Acknowledge, step: int = 2) -> None:
+    """Keep what a killed training is to go on from: metrics first, then the checkpoint that names them."""
+    workspace, metrics = open_store(base).workspace(NEW), b"%d" % step
+    digest = hashlib.sha256(metrics).hexdigest()
+    workspace.save(small_checkpoint(global_step=step, metadata={METRICS_DIGEST: digest}), metrics)
+    acknowledge(*(workspace.folder / f"{step:012d}.{end}" for end in ("jsonl", "riftckpt")))
+
+
+def save_first_point(base: Path, acknowledge: Acknowledge) -> None:
+    save_point(base, acknowledge, 1)
+
+
 def history(base: Path, acknowledge: Acknowledge) -> None:
     """A store with a past: a run, a tag, garbage."""
     publish(base, acknowledge, 0)
@@ -139,6 +153,7 @@ STORIES: dict[str, list[Job]] = {
     "collect twice": [history, collect_unnamed, collect_unnamed],
     "save into a new folder": [save_old, save],
     "save again": [history, save, save],
+    "save a resume point": [history, save_first_point, save_point],
 }
 
 

@@ -19,9 +19,11 @@ from tests.artifacts.bundles import EDGE, float32, small_bundle, spell, zipped_e
 from tests.artifacts.checkpoints import (
     FULL_V1,
     QLORA,
+    adamw_state,
     contents_of,
     described,
     lora_parts,
+    muon_parts,
     qlora_parts,
     small_checkpoint,
     source,
@@ -67,6 +69,8 @@ CHECKPOINTS = Kind(
         small_checkpoint(batch_source=source(), metadata={"a": [1, 1.5]}).to_bytes(),
         small_checkpoint(**lora_parts()).to_bytes(),
         small_checkpoint(**qlora_parts()).to_bytes(),
+        small_checkpoint(**muon_parts()).to_bytes(),
+        small_checkpoint(**qlora_parts(optimizer=adamw_state())).to_bytes(),
         QLORA,
         FULL_V1,
     ),
@@ -169,7 +173,7 @@ def _change_somewhere(chance: random.Random, root: dict[str, Any]) -> None:
             node[key] = value + chance.choice((1, -1, 1e-12, 0.0))
         case 5 if isinstance(value, str):
             node[key] = chance.choice(
-                (value.upper(), value[:-1], value + " ", "materialized", "paged", "flash")
+                (value.upper(), value[:-1], value + " ", "materialized", "paged", "flash", "muon")
             )
         case _:
             node[key] = copy.deepcopy(chance.choice(_VALUES))  # another change may go into it

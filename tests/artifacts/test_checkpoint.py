@@ -15,8 +15,11 @@ from tests.artifacts.checkpoints import (
     NAMES,
     QLORA,
     adam_state,
+    adamw_state,
     contents_of,
     lora_parts,
+    muon_parts,
+    muon_state,
     packed_weight,
     qlora_parts,
     sealed,
@@ -26,6 +29,8 @@ from tests.artifacts.checkpoints import (
 from tests.support import FIXTURES, fixture
 
 KINDS = {"full": {}, "lora": lora_parts(), "qlora": qlora_parts(), "v1": {"format_version": 1}}
+KINDS |= {"adamw": {"optimizer": adamw_state()}, "muon": muon_parts()}
+KINDS |= {"muon over adapters": qlora_parts(optimizer=muon_state())}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -48,9 +53,9 @@ def test_the_parts_of_a_checkpoint_give_the_same_checkpoint(name):
     rebuilt = TrainingCheckpoint(
         original.config,
         np.concatenate([tensor.ravel() for tensor in original.tensors().values()]),
-        adam=original.adam,
-        first_moments=np.concatenate([first.ravel() for first, _ in original.moment_tensors().values()]),
-        second_moments=np.concatenate([second.ravel() for _, second in original.moment_tensors().values()]),
+        optimizer=original.optimizer,
+        first_moments=np.concatenate([x.ravel() for x in original.first_moment_tensors().values()]),
+        second_moments=np.concatenate([x.ravel() for x in original.second_moment_tensors().values()]),
         python_random_state=original.python_random_state,
         lora=original.lora,
         adapter_values=original.adapter_values,
@@ -67,8 +72,8 @@ def test_the_parts_of_a_checkpoint_give_the_same_checkpoint(name):
 
 def test_the_fixtures_say_what_they_were_made_of():
     full, lora, qlora = map(TrainingCheckpoint.from_bytes, (FULL, LORA, QLORA))
-    assert (full.global_step, full.adam.step_count, full.adam.options.page_size) == (105, 5, 10)
-    assert full.adam.options.learning_rate == float(np.float32(0.01))
+    assert (full.global_step, full.optimizer.step_count, full.optimizer.options.page_size) == (105, 5, 10)
+    assert full.optimizer.options.learning_rate == float(np.float32(0.01))
     assert full.trained_parameters == full.parameters == full.config.parameter_specs()
     assert full.batch_source.source_type == "random_window"
     assert (full.lora, full.adapter_values, full.adapter_tensors(), full.packed_weights) == (
@@ -79,7 +84,7 @@ def test_the_fixtures_say_what_they_were_made_of():
     )
     assert lora.lora.targets == ("attention.query", "attention.value")
     assert lora.trained_parameters == lora.adapter_parameters
-    assert list(lora.moment_tensors()) == list(lora.adapter_tensors())
+    assert list(lora.first_moment_tensors()) == list(lora.adapter_tensors())
     assert lora.adapter_tensors()["blocks.0.attention.value.lora_b.weight"].shape == (8, 2)
     assert [weight.shape for weight in qlora.packed_weights] == [*[(8, 8)] * 4, (12, 8), (8, 12), (17, 8)]
     assert len(qlora.parameters) == 15
@@ -98,7 +103,7 @@ def test_versions_of_the_same_state_differ_only_in_their_ids():
     first, second = TrainingCheckpoint.from_bytes(FULL_V1), TrainingCheckpoint.from_bytes(FULL)
     assert first != second
     assert first.values.tobytes() == second.values.tobytes()
-    assert first.moment_tensors().keys() == second.moment_tensors().keys()
+    assert first.first_moment_tensors().keys() == second.second_moment_tensors().keys()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -114,6 +119,19 @@ def test_a_checkpoint_written_by_us_is_what_the_specification_says(kind):
         assert (described["size"], described["count"] * (1 if name.endswith("nf4") else 4)) == (
             len(content),
         ) * 2
+
+
+@pytest.mark.parametrize(("kind", "version"), [("full", 2), ("qlora", 2), ("adamw", 3), ("muon", 3)])
+def test_adam_is_written_as_the_version_that_the_original_reads_and_the_others_as_ours(kind, version):
+    made = small_checkpoint(**KINDS[kind])
+    manifest, members = contents_of(made.to_bytes())
+    assert manifest["format_version"] == made.format_version == version
+    assert manifest["optimizer"]["type"] == made.optimizer.name
+    assert ("beta1_power" in manifest["optimizer"]) is (version == 2)
+    first, second = members["adam-first-moments.f32le"], members["adam-second-moments.f32le"]
+    assert len(first) - len(second) == (24 if kind == "muon" else 0)
+    assert made.second_moment_tensors().keys() <= made.first_moment_tensors().keys()
+    assert ("blocks.0.attention.query.weight" in made.second_moment_tensors()) is (kind in ("full", "adamw"))
 
 
 def test_members_and_parameters_come_in_the_order_of_the_format():
@@ -143,8 +161,10 @@ def test_the_global_step_is_that_of_adam_unless_given():
         {"values": np.arange(22)},
         {"first_moments": np.arange(22)},
         {"second_moments": np.arange(22)},
-        {"adam": adam_state(4)},
-        {"adam": adam_state(learning_rate=1.0)},
+        {"optimizer": adam_state(4)},
+        {"optimizer": adam_state(learning_rate=1.0)},
+        {"optimizer": adamw_state()},
+        muon_parts(),
         {"global_step": 4},
         {"batch_source": source()},
         {"full_sequence_attention": "flash"},
@@ -170,7 +190,7 @@ def test_a_checkpoint_cannot_be_changed():
     packed = TrainingCheckpoint.from_bytes(QLORA)
     arrays = [made.values, made.first_moments, packed.values, packed.adapter_values, packed.second_moments]
     arrays += [packed.packed_weights[0].codes, packed.packed_weights[0].scales.scales]
-    arrays += [next(iter(made.tensors().values())), next(iter(packed.moment_tensors().values()))[1]]
+    arrays += [next(iter(made.tensors().values())), next(iter(packed.second_moment_tensors().values()))]
     for array in arrays:
         with pytest.raises(ValueError, match="WRITEABLE"):
             array.flags.writeable = True
@@ -213,7 +233,12 @@ BAD_PARTS = [
     (qlora_parts(packed_weights=[packed_weight(2)] * 7), CheckpointError, "must have the shapes"),
     ({"global_step": -1}, CheckpointError, "global_step"),
     ({"global_step": True}, TypeError, "global_step"),
-    ({"format_version": 3}, CheckpointError, "format_version"),
+    ({"format_version": 4}, CheckpointError, "format_version"),
+    ({"format_version": 3}, CheckpointError, "version 3 is of no adam"),
+    ({"format_version": 2, "optimizer": adamw_state()}, CheckpointError, "version 2 is of no adamw"),
+    ({"format_version": 1, **muon_parts()}, CheckpointError, "version 1 is of no muon"),
+    ({"optimizer": muon_state()}, CheckpointError, r"second_moments of shape \(16,\)"),
+    ({"optimizer": {}}, TypeError, "optimizer"),
     ({"full_sequence_attention": "other"}, CheckpointError, "full_sequence_attention"),
     ({"activation_checkpointing": "all"}, CheckpointError, "activation_checkpointing"),
     ({"python_random_state": random.getstate()}, TypeError, "python_random_state"),

@@ -1,5 +1,6 @@
 """The strict reader of checkpoints: every change is refused, with a code that says what is wrong."""
 
+import contextlib
 import functools
 import json
 import re
@@ -24,6 +25,7 @@ from tests.artifacts.checkpoints import (
     contents_of,
     described,
     identified,
+    muon_parts,
     qlora_parts,
     sealed,
     small_checkpoint,
@@ -32,6 +34,7 @@ from tests.artifacts.checkpoints import (
 MANIFEST, MEMBERS = contents_of(QLORA)
 ENTRIES = [("manifest.json", spell(MANIFEST)), *MEMBERS.items()]
 PACKED = "model-nf4.rtnf4"
+MUON = small_checkpoint(**muon_parts()).to_bytes()
 
 
 def refusal(data: bytes) -> CheckpointError:
@@ -40,23 +43,30 @@ def refusal(data: bytes) -> CheckpointError:
     return caught.value
 
 
+def accepted_flips(original: bytes, first: int, end: int) -> list[int]:
+    """The bits of these bytes that can be flipped and the file still be read."""
+    data, accepted = bytearray(original), []
+    for position in range(8 * first, 8 * end):
+        data[position // 8] ^= 1 << position % 8
+        with contextlib.suppress(CheckpointError):
+            TrainingCheckpoint.from_bytes(bytes(data))
+            accepted.append(position)
+        data[position // 8] ^= 1 << position % 8
+    assert data == original
+    return accepted
+
+
 def test_every_flipped_bit_of_a_small_checkpoint_is_refused(monkeypatch):
     decode = functools.cache(CheckpointManifest.decode)  # a function of the bytes alone; most flips spare it
     monkeypatch.setattr(CheckpointManifest, "decode", decode)
     original = small_checkpoint(**qlora_parts()).to_bytes()
-    data = bytearray(original)
-    accepted = []
-    for position in range(8 * len(data)):
-        data[position // 8] ^= 1 << position % 8
-        try:
-            TrainingCheckpoint.from_bytes(bytes(data))
-        except CheckpointError:
-            pass
-        else:
-            accepted.append(position)
-        data[position // 8] ^= 1 << position % 8
-    assert accepted == []
-    assert data == original
+    assert accepted_flips(original, 0, len(original)) == []
+
+
+def test_every_flipped_bit_of_what_version_3_changes_is_refused():
+    first = MUON.index(b'"optimizer":')
+    assert accepted_flips(MUON, first, MUON.index(b'"python_random_state":')) == []
+    assert accepted_flips(MUON, MUON.index(b'"format_version":3'), MUON.index(b'"global_step"')) == []
 
 
 @given(st.integers(0, len(QLORA) - 1))
@@ -157,12 +167,21 @@ def respelled(old: bytes, new: bytes, manifest: dict = MANIFEST) -> bytes:
     return zipped_entries([("manifest.json", data), *MEMBERS.items()])
 
 
+def muon(**changes) -> bytes:
+    return changed(MUON, optimizer=contents_of(MUON)[0]["optimizer"] | changes)
+
+
+def muon_options(**changes) -> bytes:
+    return muon(options=contents_of(MUON)[0]["optimizer"]["options"] | changes)
+
+
 WORDS = MANIFEST["python_random_state"]["internal"]
 HUGE = 10**4000
 
 MANIFESTS = {
     "another format": (changed(format="other"), "format"),
-    "version 3": (changed(format_version=3), "format"),
+    "version 3 of Adam": (changed(format_version=3), "optimizer"),
+    "version 4": (changed(format_version=4), "format"),
     "version true": (changed(FULL_V1, format_version=True), "format"),
     "version 2.0": (changed(format_version=2.0), "format"),
     "version 1 with a packed state": (changed(format_version=1), "manifest"),
@@ -229,6 +248,21 @@ MANIFESTS = {
     "an unknown storage": (options(state_storage="disk"), "manifest"),
     "no pages": (options(page_size=0), "manifest"),
     "an option too many": (options(amsgrad=False), "manifest"),
+    "version 3 of Muon as version 2": (changed(MUON, format_version=2), "optimizer"),
+    "Muon as AdamW": (muon(type="adamw"), "manifest"),
+    "Muon as Adam": (muon(type="adam"), "optimizer"),
+    "an optimizer in a list": (muon(type=["muon"]), "optimizer"),
+    "Muon without a type": (muon(type=None), "optimizer"),
+    "Muon with powers": (muon(beta1_power=1.0), "manifest"),
+    "Muon after a negative step": (muon(step_count=-1), "manifest"),
+    "Muon after a huge step": (muon(step_count=HUGE), "manifest"),
+    "Muon of another scope": (muon(scope="adapter"), "optimizer"),
+    "Muon with another moments file": (muon(second_moments_file="x"), "optimizer"),
+    "Muon without decay": (muon_options(weight_decay=None), "manifest"),
+    "a decay of minus zero": (muon_options(weight_decay=-0.0), "id"),
+    "an integer rate of Muon": (muon_options(matrix_learning_rate=1), "id"),
+    "a momentum of one": (muon_options(momentum=1.0), "manifest"),
+    "an option of Muon too many": (muon_options(page_size=1), "manifest"),
     "a random state of version 2": (random_state(version=2), "manifest"),
     "a word too few": (random_state(internal=WORDS[1:]), "manifest"),
     "a word too large": (random_state(internal=[2**32, *WORDS[1:]]), "manifest"),

@@ -105,7 +105,7 @@ def test_show_verify_and_plan_know_the_runs_of_the_store(tmp_path: Path) -> None
     assert "no runs" in riftco("show").output
     store, config = Store.open(durability="none"), tiny_pipeline()
     with PlainRunner(store, config.name):
-        pipeline_dag(config, Sources.read(config, store))
+        pipeline_dag(config, Sources.read(config, store, put=True))
     assert "tiny/pretrain: bundle" in riftco("show", "tiny").output
     assert json.loads(riftco("show", "tiny/pretrain").output)["stage"] == "pretraining"
     assert re.search(r"runs/tiny: \d+ intact", riftco("verify", "runs/tiny").output)

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from artifacts import ModelBundle, Store
-from flows.dag import Sources, pipeline_dag
-from riftco.config import PipelineConfig
+from flows.dag import Sources, finetune_dag, pipeline_dag, pretrain_dag
+from riftco.config import FinetuneFlowConfig, PipelineConfig, PretrainFlowConfig
 from riftco.errors import InputError
 from tasks.call import Results
 from tasks.plan import PlanRunner
@@ -39,12 +39,12 @@ STAGES = [
 
 def _run(store: Store, config: PipelineConfig) -> Results:
     with PlainRunner(store, config.name):
-        return pipeline_dag(config, Sources.read(config, store))
+        return pipeline_dag(config, Sources.read(config, store, put=True))
 
 
 def _statuses(store: Store, config: PipelineConfig) -> dict[str, str]:
     with PlanRunner(store, config.name) as runner:
-        pipeline_dag(config, Sources.read(config, store=None))
+        pipeline_dag(config, Sources.read(config, store, put=False))
     return {stage.stage: stage.status for stage in runner.stages}
 
 
@@ -122,7 +122,7 @@ from tasks.runner import PlainRunner
 from tests.tiny import tiny_pipeline
 config, store = tiny_pipeline(), Store.open()
 with PlainRunner(store, config.name):
-    pipeline_dag(config, Sources.read(config, store))
+    pipeline_dag(config, Sources.read(config, store, put=True))
 """
 
 
@@ -181,3 +181,49 @@ def test_bad_text_is_an_input_error(tmp_path: Path, content: bytes, message: str
     config = tiny_pipeline(f"corpus.path={path}", "pretraining.sampling_strategy=random_window")
     with pytest.raises(InputError, match=message):
         _run(Store.open(tmp_path / "store", durability="none"), config)
+
+
+def test_pretraining_alone_shares_the_pipelines_corpus_and_ends_in_a_bundle_and_a_picture(
+    finished: tuple[Store, Results],
+) -> None:
+    store, _ = finished
+    whole = tiny_pipeline()
+    config = PretrainFlowConfig(
+        name="alone", corpus=whole.corpus, pretraining=whole.pretraining, evaluation=whole.evaluation
+    )
+    with PlanRunner(store, config.name) as runner:
+        pretrain_dag(config, Sources.read(config, store, put=False))
+    statuses = {stage.stage: stage.status for stage in runner.stages}
+    assert statuses.pop("prepare-corpus") == "cached"
+    assert statuses.keys() == {"fit-tokenizer", "pretrain", "sample-stories", "plot-loss"}
+    with PlainRunner(store, config.name):
+        results = pretrain_dag(config, Sources.read(config, store, put=True))
+    assert store.load_bundle(results["bundle"]).stage == "pretraining"
+    assert store.read_bytes(results["plot"]).startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("method", ["full", "lora", "qlora"])
+def test_fine_tuning_starts_from_a_name_or_a_file_that_is_the_same(
+    finished: tuple[Store, Results], tmp_path: Path, method: str
+) -> None:
+    store, _ = finished
+    whole = tiny_pipeline(f"post_training.fine_tuning_method={method}", "post_training.optimizer=adamw")
+    config = FinetuneFlowConfig(
+        name=f"chat-{method}",
+        base="tiny/pretrain",
+        instructions=whole.instructions,
+        post_training=whole.post_training,
+        evaluation=whole.evaluation,
+    )
+    with PlainRunner(store, config.name):
+        results = finetune_dag(config, Sources.read(config, store, put=True))
+    bundle = store.load_bundle(results["bundle"])
+    assert bundle.metadata["fine_tuning_method"] == method
+    assert bundle.parent_artifact_id == store.load_bundle(store.resolve("tiny/pretrain")).artifact_id
+    path = store.get(store.resolve("tiny/pretrain"), tmp_path / "base.rift")
+    from_file = config.model_copy(update={"base": str(path)})
+    with PlanRunner(store, config.name) as runner:
+        finetune_dag(from_file, Sources.read(from_file, store, put=False))
+    assert {stage.status for stage in runner.stages} == {"cached"}
+    table = store.root.parent / "tracking" / config.name / "post-train" / "metrics.parquet"
+    assert table.is_file()

@@ -1,5 +1,6 @@
 """What tests of several operations share: implementations to run under, layouts of tensors, error bounds."""
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 
@@ -11,6 +12,7 @@ from tests.kernels.lab import sanitize
 
 IMPLEMENTATIONS = ("torch", "native", "triton")
 DTYPES = (torch.float32, torch.bfloat16)
+GUARD = 0 if "ASAN_OPTIONS" in os.environ else 32  # AddressSanitizer has its own, which ours would hide
 
 
 @contextmanager
@@ -28,9 +30,13 @@ def running(name: str) -> Iterator[None]:
 def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32, scale: float = 1.0) -> Tensor:
     """Normal values inside storage that is NaN on both sides."""
     values = torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * scale
-    guarded = torch.full((values.numel() + 64,), torch.nan, dtype=dtype)
-    inner = guarded[32 : 32 + values.numel()].view(shape)
-    return inner.copy_(values)
+    return guarded(values.to(dtype))
+
+
+def guarded(x: Tensor) -> Tensor:
+    """The same values inside storage that is NaN on both sides."""
+    storage = torch.full((x.numel() + 2 * GUARD,), torch.nan, dtype=x.dtype)
+    return storage[GUARD : GUARD + x.numel()].view(x.shape).copy_(x)
 
 
 def permuted(x: Tensor) -> Tensor:

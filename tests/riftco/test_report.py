@@ -72,11 +72,17 @@ def test_what_is_not_known_is_not_said() -> None:
 
 
 def test_the_picture_draws_the_floor_only_where_there_is_one() -> None:
-    scores = {"bytes_per_token": 4.0}
+    def picture(floor: float | None) -> bytes:
+        return loss_curve(METRICS, "Loss", bytes_per_token=4.0, entropy_floor=floor)
+
     with_floor, without = (
-        matplotlib.image.imread(io.BytesIO(loss_curve(METRICS, scores, floor)), format="png")
-        for floor in (0.12, None)
+        matplotlib.image.imread(io.BytesIO(picture(floor)), format="png") for floor in (0.12, None)
     )
     assert with_floor.shape == without.shape
     assert not np.array_equal(with_floor, without)
-    assert loss_curve(METRICS, scores, 0.12) == loss_curve(METRICS, scores, 0.12)
+    assert picture(0.12) == picture(0.12)
+
+
+def test_the_picture_of_a_run_without_validation_and_without_bytes_is_in_nats() -> None:
+    train = [metric for metric in METRICS if metric["phase"] == "train"]
+    assert loss_curve(train, "Loss") != loss_curve(train, "Loss", bytes_per_token=4.0)

@@ -1,6 +1,9 @@
 """Bundles become live models and live models become bundles."""
 
+import copy
 import dataclasses
+import pickle
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -47,8 +50,8 @@ def test_a_bundle_with_other_parameters_is_refused(bundle: ModelBundle) -> None:
 def test_a_snapshot_is_a_copy(bundle: ModelBundle) -> None:
     with ModelRuntime.open(bundle) as runtime:
         snapshot = ModelSnapshot.capture(runtime.model, runtime.tokenizer)
-        logits = runtime.model([1, 2, 3])
         with torch.no_grad():
+            logits = runtime.model([1, 2, 3])
             runtime.model.token_embedding.weight.zero_()
         assert torch.equal(snapshot.build()([1, 2, 3]), logits)
         broken = dataclasses.replace(snapshot, tensors=dict(list(snapshot.tensors.items())[:-1]))
@@ -63,6 +66,12 @@ def test_a_closed_runtime_is_not_usable(bundle: ModelBundle) -> None:
     for use in (lambda: runtime.model, lambda: runtime.tokenizer):
         with pytest.raises(RuntimeError, match="closed"):
             use()
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_runtime_is_not_copied(bundle: ModelBundle, duplicate: Callable[[ModelRuntime], object]) -> None:
+    with ModelRuntime.open(bundle) as runtime, pytest.raises(TypeError, match="cannot be copied"):
+        duplicate(runtime)
 
 
 def test_auto_takes_the_first_backend_there_is_and_a_named_absent_one_is_an_error() -> None:

@@ -13,11 +13,11 @@ DEFAULTS = PipelineConfig()
 
 def test_a_file_then_assignments_change_only_what_they_name(tmp_path: Path) -> None:
     file = tmp_path / "settings.yaml"
-    file.write_text("name: mine\npretraining:\n  steps: 12\n  learning_rate: 3.0e-4\n")
+    file.write_text("name: mine\npretraining:\n  steps: 120\n  learning_rate: 3.0e-4\n")
     config = load_config(
-        DEFAULTS, file, ["pretraining.steps=34", "corpus.path=a=b.txt", "rank_sweep.ranks=[1, 3]"]
+        DEFAULTS, file, ["pretraining.steps=134", "corpus.path=a=b.txt", "rank_sweep.ranks=[1, 3]"]
     )
-    assert (config.name, config.pretraining.steps, config.pretraining.learning_rate) == ("mine", 34, 3e-4)
+    assert (config.name, config.pretraining.steps, config.pretraining.learning_rate) == ("mine", 134, 3e-4)
     assert (config.corpus.path, config.rank_sweep.ranks) == ("a=b.txt", (1, 3))
     assert config.pretraining.batch_size == DEFAULTS.pretraining.batch_size
     assert config.serving == DEFAULTS.serving

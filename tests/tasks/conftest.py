@@ -12,4 +12,5 @@ from tasks.call import Work
 @pytest.fixture
 def work(tmp_path: Path) -> Work:
     store = Store.open(tmp_path / "store", durability="none")
-    return Work(store, "test", logging.getLogger("riftco"), progress=lambda done, total, **numbers: None)
+    log, workspace = logging.getLogger("riftco"), store.workspace("0" * 64)
+    return Work(store, "test", log, lambda done, total, **numbers: None, workspace, tmp_path)

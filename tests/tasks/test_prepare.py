@@ -71,7 +71,7 @@ def test_an_empty_split_is_an_input_error(work: Work) -> None:
 @pytest.mark.parametrize(("method", "size"), [("byte", 4), ("bpe", 257)])
 def test_the_tokenizer_is_fitted_on_the_text_it_is_given(work: Work, method: str, size: int) -> None:
     corpus = work.store.put_bytes("text", b"abab\ncab")
-    results = fit_tokenizer.body(work, corpus, method, 257, 2)
+    results = fit_tokenizer.body(work, corpus, None, method, 257, 2, end_of_text=False)
     spec = read_json(work.store, results["tokenizer"])
     assert spec["method"] == method
     assert len(spec.get("byte_vocabulary", [])) or 256 + len(spec["merge_rules"]) == size

@@ -1,5 +1,6 @@
 """The key of a step: everything that can change the results is in it, and nothing else."""
 
+import inspect
 import os
 import subprocess
 import sys
@@ -10,8 +11,10 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+import tasks.train
 from artifacts import Ref, Store
-from riftco.config import PipelineConfig, PretrainingConfig
+from riftco.config import OPERATION, PipelineConfig, PostTrainingConfig, PretrainingConfig
+from riftco.log import LOGGER
 from tasks.call import Call, Results, Runner, Unmade, Work
 from tasks.runner import PlainRunner
 from tasks.step import main_result, step
@@ -87,7 +90,7 @@ def different(value: Any) -> Any:
         case str():
             return value + "x"
         case tuple():
-            return value[:-1]
+            return value[:-1] or ("x",)
         case None:
             return "x"
     raise AssertionError(f"no other value is known for {value!r}")
@@ -123,6 +126,25 @@ def test_only_ignored_fields_are_left_out_of_the_key(recorder: Recorder) -> None
     for path, config in other_values(PretrainingConfig()):
         same = key_of(recorder, train, config=config) == base
         assert same == (path == "evaluation_interval"), path
+
+
+@pytest.mark.parametrize(
+    ("trainer", "config"),
+    [(tasks.train.pretrain, PretrainingConfig()), (tasks.train.post_train, PostTrainingConfig())],
+)
+def test_of_a_training_only_what_cannot_change_it_is_left_out(
+    recorder: Recorder, trainer: Any, config: Any
+) -> None:
+    inputs = {
+        name: TEXT for name in inspect.signature(trainer.body).parameters if name not in ("work", "config")
+    }
+    base = key_of(recorder, trainer, config=config, **inputs)
+    same = {
+        path
+        for path, other in other_values(config)
+        if key_of(recorder, trainer, config=other, **inputs) == base
+    }
+    assert same == set(OPERATION)
 
 
 def test_inputs_count_by_kind_and_content_not_by_place(recorder: Recorder) -> None:
@@ -243,7 +265,8 @@ def test_a_wrong_argument_is_refused_before_anything_runs(recorder: Recorder) ->
 def test_the_body_can_be_called_alone(tmp_path: Path) -> None:
     store = Store.open(tmp_path)
     runner = PlainRunner(store, "alone")
-    work = Work(store, runner.run_name, None, lambda done, total, **numbers: None)  # type: ignore[arg-type]
+    workspace = store.workspace("0" * 64)
+    work = Work(store, runner.run_name, LOGGER, lambda done, total, **numbers: None, workspace, tmp_path)
     results = cut_text.body(work, text=store.put_bytes("text", b"abcdef"), size=2)
     assert store.read_bytes(main_result(results)) == b"ab"
 

@@ -24,13 +24,13 @@ def test_the_lowest_validation_loss_wins_then_the_lower_rank(
     validation, test = (work.store.put_bytes("instructions", name) for name in (b"validation", b"test"))
     tested: list[Ref] = []
 
-    def loss(work: Work, bundle: Ref, split: Ref, context_size: int, batch_size: int) -> float:
+    def loss(work: Work, bundle: Ref, split: Ref, context_size: int, batch_size: int, scope: str) -> float:
         if split == test:
             tested.append(bundle)
         return 1.0
 
     monkeypatch.setattr(train, "instruction_loss", loss)
-    results = train.select_rank.body(work, candidates, scores, base, validation, test, 16, 2)
+    results = train.select_rank.body(work, candidates, scores, base, validation, test, 16, 2, "response_only")
     winner = candidates[list(losses).index(best)]
     assert results["bundle"] == winner
     assert read_json(work.store, results["comparison"])["best_rank"] == best

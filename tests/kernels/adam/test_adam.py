@@ -375,6 +375,9 @@ def test_settings_out_of_range_are_refused(setting: str, value: float) -> None:
     state = State([(5,)])
     arrays = (state.parameters, state.gradients, state.first, state.second)
     rates = {**RATES, "beta1_power": 0.9, "beta2_power": 0.999, setting: value}
+    if setting.endswith("_power") and value == 0:  # what a product of many betas comes to
+        assert adam_step(*arrays, **rates)[1] > 0
+        return
     with pytest.raises(ValueError, match=f"{setting} must be"):
         adam_step(*arrays, **rates)
 

@@ -38,6 +38,31 @@ def test_values_and_gradients_equal_the_definition(attend, shape: tuple[int, ...
 
 
 @pytest.mark.parametrize("attend", KINDS)
+def test_documents_in_a_row_are_as_each_alone(attend) -> None:
+    lengths, width = [[3, 1, 4], [8], [1, 7]], 8
+    inputs = [x.requires_grad_() for x in _inputs((3, 2, width, 5))]
+    upstream = torch.cos(torch.arange(float(inputs[0].numel()))).view(inputs[0].shape)
+    begins = [[sum(row[:i]) for i in range(len(row))] for row in lengths]
+    starts = torch.tensor(
+        [
+            [b for b, n in zip(*pair, strict=True) for _ in range(n)]
+            for pair in zip(begins, lengths, strict=True)
+        ]
+    )
+    out = attend(*inputs, document_starts=starts)
+    out.backward(upstream)
+    for row, (row_begins, row_lengths) in enumerate(zip(begins, lengths, strict=True)):
+        for begin, length in zip(row_begins, row_lengths, strict=True):
+            one = (slice(row, row + 1), slice(None), slice(begin, begin + length))
+            alone = [x.detach()[one].clone().requires_grad_() for x in inputs]
+            expected = attend(*alone)
+            torch.testing.assert_close(out[one], expected, atol=1e-6, rtol=0)
+            expected.backward(upstream[one])
+            for x, y in zip(inputs, alone, strict=True):
+                torch.testing.assert_close(x.grad[one], y.grad, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("attend", KINDS)
 def test_inputs_that_are_not_contiguous_give_the_same(attend) -> None:
     q, k, v = _inputs((2, 3, 5, 4))
     views = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]

@@ -7,8 +7,8 @@ import torch
 from torch.nn.functional import linear
 
 from kernels.nf4 import PackedNf4, dequantize_nf4, nf4_linear, panels, quantize_nf4
-from tests.kernels.cases import running
-from tests.kernels.nf4.weights import ALL, FAST, guarded, normal, weights
+from tests.kernels.cases import guarded, running
+from tests.kernels.nf4.weights import ALL, FAST, normal, weights
 
 
 def check_product(x: torch.Tensor, packed: PackedNf4, bias: torch.Tensor | None) -> None:

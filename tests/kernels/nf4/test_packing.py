@@ -11,8 +11,8 @@ import torch
 
 from kernels.dispatch import use
 from kernels.nf4 import CODE_VALUES, PackedNf4, dequantize_nf4, quantize_nf4
-from tests.kernels.cases import running
-from tests.kernels.nf4.weights import ALL, FAST, guarded, normal, same, weights
+from tests.kernels.cases import guarded, running
+from tests.kernels.nf4.weights import ALL, FAST, normal, same, weights
 
 FIXTURE = Path(__file__).parents[2] / "fixtures" / "nf4.json"
 
@@ -86,7 +86,7 @@ def test_every_count_of_elements_is_exact(name: str) -> None:
             check_against_scalars(normal(1, count, seed=count), (32, 64)[count // 2 % 2], double, 32)
 
 
-@pytest.mark.parametrize("count", [1, 31, 33, 64, 131])
+@pytest.mark.parametrize("count", [1, 31, 33, 64, 131, 1030])
 @pytest.mark.parametrize("double", [False, True])
 def test_triton_is_exact(count: int, double: bool) -> None:
     with running("triton"):
@@ -121,6 +121,16 @@ def test_decoded_scales_stay_between_zero_and_the_largest_float(name: str) -> No
         weight = dequantize_nf4(packed)
     largest = torch.finfo(torch.float32).max
     assert weight[:, 0].tolist() == [0.0, largest, float(np.float32(3.3e38)), largest]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_scale_of_zero_gives_zeros_without_a_sign(name: str) -> None:
+    codes = torch.zeros(64, dtype=torch.uint8)  # all -1
+    single = PackedNf4(codes, torch.zeros(4), (4, 32), 32)
+    double = PackedNf4(codes, torch.full((4,), 128, dtype=torch.uint8), (4, 32), 32, torch.ones(1), 0.0, 256)
+    with running(name):
+        for packed in (single, double):
+            assert dequantize_nf4(packed).numpy().tobytes() == bytes(4 * 128)
 
 
 @pytest.mark.parametrize("name", FAST)

@@ -13,13 +13,6 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def guarded(x: torch.Tensor) -> torch.Tensor:
-    """The same values with NaN before and behind them."""
-    storage = torch.full((x.numel() + 64,), torch.nan, dtype=x.dtype)
-    storage[32:-32] = x.flatten()
-    return storage[32:-32].view(x.shape)
-
-
 def same(one: PackedNf4, other: PackedNf4) -> bool:
     pairs = [(one.codes, other.codes), (one.scales, other.scales)]
     if one.group_scales is not None and other.group_scales is not None:

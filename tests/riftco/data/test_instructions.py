@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from riftco.data import InstructionExample, PlainChatFormatter, load_instructions, parse_instructions
+from riftco.data import (
+    InstructionExample,
+    PlainChatFormatter,
+    format_parts,
+    load_instructions,
+    parse_instructions,
+)
 from riftco.errors import InputError
 from tests.support import fixture
 
@@ -41,6 +47,29 @@ def test_the_prompt_is_the_start_of_the_whole_text() -> None:
     formatter, example = PlainChatFormatter(), InstructionExample(" why? ", "so")
     assert formatter.format_prompt(" why? ") == "### User:\nwhy?\n### Assistant:\n"
     assert formatter.format(example) == formatter.format_prompt(example.prompt) + "so\n"
+
+
+@given(prompt=st.text().filter(lambda text: text.strip(" \t\n\r\f\v")), response=st.just(" so\n"))
+def test_parts_are_the_prompt_as_served_and_what_completes_the_text(prompt: str, response: str) -> None:
+    formatter, example = PlainChatFormatter(), InstructionExample(prompt, response)
+    assert format_parts(formatter, example) == (formatter.format_prompt(prompt), "so\n")
+    assert "".join(format_parts(formatter, example)) == formatter.format(example)
+
+
+def test_a_formatter_whose_prompt_is_not_its_beginning_is_refused_by_name() -> None:
+    class Late(PlainChatFormatter):
+        def format(self, example: InstructionExample) -> str:
+            return "Chat\n" + super().format(example)
+
+    class Whole:
+        def format(self, example: InstructionExample) -> str:
+            return example.prompt + example.response
+
+    example = InstructionExample("p", "r")
+    with pytest.raises(InputError, match=r"Late gives the text 'Chat.*make format begin with format_prompt"):
+        format_parts(Late(), example)
+    with pytest.raises(InputError, match="Whole has no format_prompt"):
+        format_parts(Whole(), example)
 
 
 @pytest.mark.parametrize("blank", ["", " \t\n\r\f\v"])

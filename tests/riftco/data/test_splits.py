@@ -12,6 +12,7 @@ from riftco.data import (
     PlainChatFormatter,
     SplitFractions,
     StableHashSplitter,
+    format_parts,
     freeze_instruction_formatter,
     validate_formatted_splits_disjoint,
 )
@@ -124,3 +125,7 @@ def test_a_frozen_formatter_formats_once_and_knows_nothing_else() -> None:
     assert type(frozen).__name__ == "_FrozenInstructionFormatter"
     with pytest.raises(InputError, match="none of the frozen splits"):
         frozen.format(InstructionExample("new", "one"))
+    for example in splits.train:
+        assert format_parts(frozen, example) == format_parts(PlainChatFormatter(), example)
+    with pytest.raises(InputError, match="'new' is in none of the frozen splits"):
+        frozen.format_prompt("new")  # type: ignore[attr-defined]

@@ -1,9 +1,11 @@
 """Lines end at a newline or with the context, and never depend on the line before."""
 
-from artifacts import ModelBundle
+from artifacts import ModelBundle, ModelConfig, TokenizerSpec
 from riftco import ModelRuntime
 from riftco.experiments.samples import answer_prompts, complete_line, sample_lines
+from riftco.model import DecoderOnlyTransformer
 from riftco.serving import DecodeSession, GreedySampler, TextGenerator
+from riftco.tokenizer import Tokenizer
 from tests.support import FIXTURES
 
 BPE = ModelBundle.load(FIXTURES / "bpe.rift")
@@ -38,6 +40,15 @@ def test_a_line_has_at_most_the_tokens_asked_for() -> None:
             complete_line(session, runtime.tokenizer, "the river", GreedySampler(), 1)
             == first.decode().strip()
         )
+
+
+def test_a_line_ends_before_the_end_of_text_token() -> None:
+    tokenizer = Tokenizer.from_spec(TokenizerSpec("byte", (10, 97, 98, 255)))
+    model = DecoderOnlyTransformer(ModelConfig(4, 9, 4, 2, 1, 4))
+    for script, line in (([2, 1, 3, 1], "ba"), ([3], ""), ([1, 0, 2], "a")):
+        with DecodeSession(model) as session:
+            tokens = iter(script)
+            assert complete_line(session, tokenizer, "\n", lambda _, t=tokens: next(t), 9) == line
 
 
 def test_samples_are_a_function_of_the_seed() -> None:

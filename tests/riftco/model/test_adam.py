@@ -93,5 +93,5 @@ def test_a_step_clears_the_gradients() -> None:
     [{"learning_rate": 0.0}, {"learning_rate": 1e-60}, {"epsilon": math.inf}, {"beta1": 1.0}, {"beta2": 0.0}],
 )
 def test_impossible_settings_are_refused(setting: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="Adam"):
+    with pytest.raises(ValueError, match=next(iter(setting))):
         Adam(_parameters(), **setting)

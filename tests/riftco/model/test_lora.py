@@ -18,27 +18,31 @@ def _attached(model: DecoderOnlyTransformer, **settings: object) -> DecoderOnlyT
     return model
 
 
+@torch.no_grad()
 def test_a_fresh_adapter_changes_nothing(model: DecoderOnlyTransformer) -> None:
     before = model(IDS)
     model.attach_lora(LoraConfig(targets=LORA_TARGETS))
     assert torch.equal(before, model(IDS))
 
 
+@torch.no_grad()
 def test_merging_keeps_the_function(model: DecoderOnlyTransformer) -> None:
     base = model(IDS)
     adapted = _attached(model)(IDS)
     model.merge_lora()
     assert not torch.allclose(base, adapted, atol=1e-2)
     torch.testing.assert_close(model(IDS), adapted, atol=1e-5, rtol=0)
-    assert model.adapter_parameters() == {}
+    assert (model.lora, model.lora_merged) == (None, True)
+    assert all(linear.lora_a is None and linear.lora_b is None for _, linear in model.projections())
     assert all(p.requires_grad for p in model.base_parameters().values())
 
 
 def test_merged_weights_are_scale_times_b_a_on_top(model: DecoderOnlyTransformer) -> None:
     name = "blocks.1.feed_forward.expand"
     before = model.base_parameters()[f"{name}.weight"].detach().clone()
-    adapters = _attached(model, rank=4, alpha=6.0, targets=["feed_forward.expand"]).adapter_parameters()
-    a, b = (adapters[f"{name}.lora_{side}.weight"].detach().double() for side in "ab")
+    _attached(model, rank=4, alpha=6.0, targets=["feed_forward.expand"])
+    with model.adapter_parameters() as adapters:
+        a, b = (adapters[f"{name}.lora_{side}.weight"].detach().double() for side in "ab")
     model.merge_lora()
     expected = before.double() + 1.5 * (b @ a)
     torch.testing.assert_close(
@@ -69,7 +73,9 @@ def test_a_rank_above_the_lesser_side_is_refused_before_any_change(model: Decode
         ValueError, match=r"rank 11 exceeds 10, the le\w+ side of blocks.0.feed_forward.expand"
     ):
         model.attach_lora(LoraConfig(rank=11, targets=["attention.query", "feed_forward.expand"]))
-    assert (model.lora, model.adapter_parameters()) == (None, {})
+    assert model.lora is None
+    assert list(model.base_parameters()) == [name for name, _ in model.named_parameters()]
+    assert all(parameter.requires_grad for parameter in model.parameters())
 
 
 def test_an_adapter_is_attached_once_and_merged_once(model: DecoderOnlyTransformer) -> None:
@@ -79,8 +85,10 @@ def test_an_adapter_is_attached_once_and_merged_once(model: DecoderOnlyTransform
     with pytest.raises(ValueError, match="once per model"):
         model.attach_lora(LoraConfig())
     model.merge_lora()
-    with pytest.raises(ValueError, match="once per model"):
+    with pytest.raises(RuntimeError, match="once per model"):
         model.attach_lora(LoraConfig())
+    with pytest.raises(ValueError, match="no LoRA adapter"):
+        model.merge_lora()
 
 
 def test_a_merge_that_would_overflow_changes_nothing(model: DecoderOnlyTransformer) -> None:
@@ -88,7 +96,7 @@ def test_a_merge_that_would_overflow_changes_nothing(model: DecoderOnlyTransform
     before = {name: p.detach().clone() for name, p in model.base_parameters().items()}
     with torch.no_grad():
         model.adapter_parameters()["language_model_head.lora_b.weight"].fill_(3e38)
-    with pytest.raises(ValueError, match="not finite"):
+    with pytest.raises(ValueError, match=r"language_model_head\.weight not finite; nothing was changed"):
         model.merge_lora()
     assert all(torch.equal(p, before[name]) for name, p in model.base_parameters().items())
     assert model.lora is not None

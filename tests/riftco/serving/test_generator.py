@@ -149,10 +149,23 @@ def test_tokenizer_and_model_must_belong_together() -> None:
         TextGenerator(runtime("byte").model, runtime("byte").tokenizer, kv_cache="ring")
 
 
+@pytest.mark.parametrize("kind", ["paged", "contiguous"])
+def test_the_end_of_text_token_ends_generation_and_is_no_part_of_the_result(kind: str) -> None:
+    model = DecoderOnlyTransformer(ModelConfig(3, 4, 4, 2, 1, 4))
+    tokenizer = Tokenizer.from_spec(TokenizerSpec("byte", (97, 98, 255)))
+    script = iter([1, 0, 2, 1, 1])
+    generator = TextGenerator(model, tokenizer, lambda _: next(script), kv_cache=kind)
+    result = generator.generate("a", 9)
+    assert result.generated_token_ids == (1, 0)
+    assert (result.raw_bytes, result.text) == (b"aba", "aba")
+    assert next(script) == 1  # nothing was sampled after it
+    assert generator.generate("a", 1, sampler=lambda _: 2).generated_token_ids == ()
+
+
 def test_text_replaces_what_is_not_utf_8() -> None:
     model = DecoderOnlyTransformer(ModelConfig(2, 4, 4, 2, 1, 4))
-    tokenizer = Tokenizer.from_spec(TokenizerSpec("byte", (97, 255)))
+    tokenizer = Tokenizer.from_spec(TokenizerSpec("byte", (97, 254)))
     result = TextGenerator(model, tokenizer, lambda _: 1).generate("a", 2)
-    assert result.raw_bytes == b"a\xff\xff"
+    assert result.raw_bytes == b"a\xfe\xfe"
     assert result.text == "a\ufffd\ufffd"
     assert TextGenerator(model, tokenizer).generate("a", 1, sampler=GreedySampler()).prompt_tokens == (0,)

@@ -57,6 +57,33 @@ def test_a_mask_must_fit_and_select_something(mask: Tensor, problem: str) -> Non
         TrainingBatch(IDS, IDS, mask)
 
 
+STARTS = torch.tensor([[0, 0, 2, 2], [0, 1, 2, 2]])
+
+
+@pytest.mark.parametrize(
+    ("starts", "problem"),
+    [
+        (STARTS.int(), "document_starts must be int64"),
+        (STARTS[:, :3], "document_starts must be int64"),
+        (torch.tensor([[1, 1, 2, 2], [0, 0, 0, 0]]), "where its document begins"),  # the first place has none
+        (STARTS.flip(0) - torch.tensor([0, 1, 0, 0]), "where its document begins"),
+        (torch.tensor([[0, 0, 1, 1], [0, 0, 0, 0]]), "where its document begins"),  # 1 is no beginning
+        (torch.tensor([[0, 0, 2, 0], [0, 0, 0, 0]]), "where its document begins"),  # back to an earlier one
+    ],
+)
+def test_document_starts_must_name_beginnings(starts: Tensor, problem: str) -> None:
+    ids = torch.ones(2, 4, dtype=torch.int64)
+    assert TrainingBatch(ids, ids, None, STARTS).document_starts is STARTS
+    with pytest.raises(ValueError, match=problem):
+        TrainingBatch(ids, ids, None, starts)
+
+
+def test_rows_packed_full_stay_together() -> None:
+    ids, starts = torch.ones(40, 4, dtype=torch.int64), STARTS[:1].expand(40, 4)
+    batch = TrainingBatch(ids, ids, ids > 0, starts)
+    assert [part is batch for part in batch.parts()] == [True]
+
+
 def test_fixed_batches_are_the_next_ones_of_the_source() -> None:
     sources = [
         RandomWindowBatchSource(list(range(50)), batch_size=2, context_size=4, random_seed=3)

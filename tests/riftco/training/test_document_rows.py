@@ -42,6 +42,17 @@ def test_a_document_stands_between_newlines_of_its_own() -> None:
     assert frame_documents(tokenizer, ["a", "b\nb"]) == [[10, 97, 10], [10, *tokenizer.encode("b\nb"), 10]]
 
 
+def test_an_end_of_text_token_ends_a_document_in_place_of_the_newline() -> None:
+    tokenizer = Tokenizer("\na\nb" * 9, method="bpe", vocabulary_size=260, end_of_text=True)
+    end = tokenizer.end_of_text_id
+    assert frame_documents(tokenizer, ["a", "b\nb"]) == [[10, 97, end], [10, *tokenizer.encode("b\nb"), end]]
+    rows = frame_documents(tokenizer, ["a", "b\nb", "ab ba"])
+    batch = DocumentRowsBatchSource(rows, batch_size=3, context_size=20, random_seed=0).next_batch()
+    assert batch.mask is not None
+    assert ((batch.targets == end) & batch.mask).sum(1).tolist() == [1, 1, 1]
+    assert all(row[-1] == end for row in rows_of(batch))
+
+
 @given(lengths=lengths_of_documents, batch_size=st.integers(1, 7), seed=st.integers(0, 99))
 def test_every_document_comes_up_once_in_each_epoch(lengths: list[int], batch_size: int, seed: int) -> None:
     source = source_of(lengths, batch_size=batch_size, seed=seed)
@@ -101,8 +112,22 @@ def test_document_batches_keep_the_order_cut_long_ones_and_keep_the_rest() -> No
     assert [rows_of(batch) for batch in batches] == [[[0, 1, 2], [10, 11, 12, 13, 14]], [[20, 21]]]
 
 
+def test_context_tokens_are_seen_but_never_targets() -> None:
+    documents, contexts = [[0, 1, 2, 3], [10, 11], [20, 21, 22, 23, 24, 25, 26, 27, 28]], [3, 1, 8]
+    source = DocumentRowsBatchSource(
+        documents, batch_size=3, context_size=5, random_seed=0, contexts=contexts
+    )
+    for _ in range(9):
+        batch = source.next_batch()
+        assert batch.mask is not None
+        learned = batch.targets[batch.mask].tolist()
+        assert sorted(learned) == [3, 11, 28]  # a window of the long one reaches its only target
+        row = int((batch.targets == 3).any(1).nonzero())
+        assert batch.inputs[row, :3].tolist() == [0, 1, 2]
+
+
 def test_documents_with_nothing_to_predict_are_refused_with_a_count() -> None:
-    with pytest.raises(ValueError, match="2 documents have fewer than 2 tokens"):
+    with pytest.raises(ValueError, match="2 documents have nothing to predict"):
         source_of([1, 4, 1])
     with pytest.raises(ValueError, match="no documents"):
         source_of([])

@@ -7,11 +7,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from artifacts import ModelBundle
+from artifacts import ModelBundle, ModelConfig, TokenizerSpec
 from riftco import ModelRuntime
-from riftco.data import InstructionExample
+from riftco.data import InstructionExample, PlainChatFormatter
+from riftco.model import DecoderOnlyTransformer
+from riftco.tokenizer import Tokenizer
 from riftco.training import evaluate_instruction_examples, validation_bits_per_byte
-from riftco.training.evaluation import _bucketed, token_chunks
+from riftco.training.evaluation import _bucketed, _Chunk, token_chunks
+from riftco.training.instruction_batches import encode_examples
 from tests.support import FIXTURES, fixture
 
 RECORDS = fixture("training.json")["post_training_full"]["examples"]
@@ -63,10 +66,65 @@ def test_examples_with_nothing_to_predict_are_skipped_and_counted(runtime: Model
         runtime.model, runtime.tokenizer, examples, context_size=8, formatter=OneToken()
     )
     assert (result.example_count, result.usable_example_count, result.skipped_example_count) == (2, 1, 1)
-    with pytest.raises(ValueError, match="none of the 1 examples has 2 tokens"):
+    with pytest.raises(ValueError, match="none of the 1 examples has a target"):
         evaluate_instruction_examples(
             runtime.model, runtime.tokenizer, examples[:1], context_size=8, formatter=OneToken()
         )
+
+
+@pytest.mark.parametrize(("context_size", "batch_size"), [(16, 1), (16, 3), (8, 4), (3, 100)])
+def test_the_response_scope_scores_exactly_the_tokens_of_responses(
+    runtime: ModelRuntime, context_size: int, batch_size: int
+) -> None:
+    encoded = encode_examples(runtime.tokenizer, EXAMPLES, PlainChatFormatter(), "response_only")
+    result = evaluate_instruction_examples(
+        runtime.model,
+        runtime.tokenizer,
+        EXAMPLES,
+        context_size=context_size,
+        batch_size=batch_size,
+        loss_scope="response_only",
+    )
+    nats, count = 0.0, 0
+    for ids, context in encoded:
+        for start in range(0, len(ids) - 1, context_size):
+            window = ids[start : start + context_size + 1]
+            with torch.no_grad():
+                scores = torch.log_softmax(runtime.model(torch.tensor([window[:-1]]))[0].double(), dim=-1)
+            for place, token in enumerate(window[1:]):
+                if start + place + 1 >= context:
+                    nats, count = nats - scores[place, token].item(), count + 1
+    assert result.target_token_count == count == sum(example.target_count for example in encoded)
+    assert result.loss == pytest.approx(nats / count, rel=1e-6)
+    assert result.usable_example_count == len(EXAMPLES)
+
+
+def test_chunks_of_a_prompt_alone_are_not_run(runtime: ModelRuntime) -> None:
+    example = InstructionExample("the river runs past the mill " * 3, "x")
+    ((ids, context),) = encode_examples(runtime.tokenizer, [example], PlainChatFormatter(), "response_only")
+    assert context > 16
+    result = evaluate_instruction_examples(
+        runtime.model, runtime.tokenizer, [example], context_size=8, loss_scope="response_only"
+    )
+    assert result.target_token_count == len(ids) - context
+    assert result.chunk_count == result.forward_batch_count <= 2
+
+
+def test_the_end_of_text_token_is_scored_where_there_is_one() -> None:
+    tokenizer = Tokenizer(
+        "".join(example.prompt + example.response for example in EXAMPLES) + "#:\nUserAitn",
+        method="bpe",
+        vocabulary_size=270,
+        end_of_text=True,
+    )
+    model = DecoderOnlyTransformer(ModelConfig(tokenizer.vocab_size, 8, 8, 2, 1, 8))
+    plain = Tokenizer.from_spec(TokenizerSpec("bpe", merge_rules=tokenizer.merge_rules[:-1]))
+    shorter = DecoderOnlyTransformer(ModelConfig(plain.vocab_size, 8, 8, 2, 1, 8))
+    with_end, without = (
+        evaluate_instruction_examples(m, t, EXAMPLES, context_size=8).target_token_count
+        for m, t in ((model, tokenizer), (shorter, plain))
+    )
+    assert with_end == without + len(EXAMPLES)
 
 
 def test_a_loss_that_is_not_finite_is_refused() -> None:
@@ -87,17 +145,18 @@ def test_chunks_score_every_target_once(tokens: list[int], context_size: int) ->
 
 @given(st.lists(st.integers(2, 6), max_size=30), st.integers(1, 5))
 def test_buckets_hold_one_width_lose_nothing_and_stay_bounded(widths: list[int], batch_size: int) -> None:
-    chunks = [torch.full((width,), index) for index, width in enumerate(widths)]
+    chunks = [_Chunk(torch.full((width,), index), 1) for index, width in enumerate(widths)]
     groups = list(_bucketed(chunks, batch_size))
-    assert sorted(int(row[0]) for rows in groups for row in rows) == list(range(len(widths)))
-    for rows in groups:
-        assert len({len(row) for row in rows}) == 1
-        assert len(rows) <= batch_size
+    assert sorted(int(chunk.tokens[0]) for group in groups for chunk in group) == list(range(len(widths)))
+    for group in groups:
+        assert len({chunk.width for chunk in group}) == 1
+        assert len(group) <= batch_size
 
 
 def test_the_fullest_then_narrowest_bucket_runs_when_too_many_wait() -> None:
     def order(widths: list[int], batch_size: int) -> list[int]:
-        return [len(rows[0]) for rows in _bucketed([torch.zeros(w) for w in widths], batch_size)]
+        chunks = [_Chunk(torch.zeros(width), 1) for width in widths]
+        return [group[0].width for group in _bucketed(chunks, batch_size)]
 
     assert order([5, 3, 4], 3) == [3, 4, 5]  # all equally full: the narrowest, then what is left
     assert order([3, 5, 5, 4], 4) == [5, 3, 4]  # the fullest

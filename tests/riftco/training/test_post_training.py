@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pydantic import ValidationError
 
 from artifacts import ModelBundle
+from kernels import dequantize_nf4
 from riftco.config import PostTrainingConfig
 from riftco.data import InstructionExample, PlainChatFormatter
 from riftco.errors import InputError
+from riftco.model import lora
 from riftco.training import (
     PostTrainingResult,
     TrainingMetric,
@@ -50,6 +51,13 @@ def test_the_lora_run_gives_the_recorded_metrics_and_merged_weights(base: ModelB
     assert result.bundle.metadata == child.metadata
     np.testing.assert_allclose(result.bundle.weights, child.weights, rtol=0, atol=1e-6)
     assert np.abs(child.weights - base.weights).max() > 0.01
+
+
+def test_the_qlora_run_gives_the_recorded_metrics_and_merged_weights(base: ModelBundle) -> None:
+    result = run(base, RECORDED["post_training_qlora"])
+    child = ModelBundle.load(FIXTURES / "bpe-qlora-child.rift")
+    assert result.bundle.metadata == child.metadata
+    np.testing.assert_allclose(result.bundle.weights, child.weights, rtol=0, atol=1e-6)
 
 
 def test_the_full_run_gives_the_recorded_metrics(base: ModelBundle) -> None:
@@ -146,6 +154,50 @@ def test_adamw_and_its_scope_are_recorded(base: ModelBundle) -> None:
     assert metadata["optimizer_parameter_scope"] == "lora_adapters"
 
 
-def test_qlora_is_refused_by_the_configuration() -> None:
-    with pytest.raises(ValidationError):
-        PostTrainingConfig.model_validate({"fine_tuning_method": "qlora"})
+def test_qlora_rounds_every_linear_weight_and_nothing_else(base: ModelBundle) -> None:
+    config = SMALL.model_copy(update={"fine_tuning_method": "qlora"})
+    tensors = post_train(base, EXAMPLES, config).bundle.tensors()
+    changed = {name for name, values in base.tensors().items() if not np.array_equal(values, tensors[name])}
+    assert changed == {
+        name for name in base.tensors() if name.endswith(".weight") and "embedding" not in name
+    }
+
+
+def test_plain_scales_and_contiguous_state_are_recorded(base: ModelBundle) -> None:
+    update = {"fine_tuning_method": "qlora", "double_quantization": False, "optimizer_state": "contiguous"}
+    metadata = post_train(base, EXAMPLES, SMALL.model_copy(update=update)).bundle.metadata
+    assert metadata["quantization"]["scale_block_size"] is None
+    assert metadata["quantization"]["training_memory"]["double_quantized_weight_count"] == 0
+    assert metadata["optimizer_state"]["state_storage"] == "contiguous"
+    assert metadata["optimizer_state"]["page_count"] == 0
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_pages_change_no_bit_of_the_result_and_are_counted(base: ModelBundle, method: str) -> None:
+    contiguous = SMALL.model_copy(update={"fine_tuning_method": method})
+    paged = contiguous.model_copy(update={"optimizer_state": "paged", "optimizer_page_size": 7})
+    first, second = (post_train(base, EXAMPLES, config).bundle for config in (contiguous, paged))
+    np.testing.assert_array_equal(first.weights, second.weights)
+    counts = [p.count for p in base.parameters] if method == "full" else [4 * 12] * 8
+    state = second.metadata["optimizer_state"]
+    assert (state["state_storage"], state["page_size"]) == ("paged", 7)
+    assert state["page_count"] == sum(-(-count // 7) for count in counts)
+    assert state["state_payload_bytes"] == 8 * sum(counts)
+
+
+def test_the_difference_that_a_merge_makes_is_measured(base: ModelBundle) -> None:
+    differences = {
+        method: post_train(base, EXAMPLES, SMALL.model_copy(update={"fine_tuning_method": method}))
+        for method in ("full", "lora", "qlora")
+    }
+    assert differences["full"].merge_difference is None
+    for method in ("lora", "qlora"):
+        assert 0 < differences[method].merge_difference < 1e-5
+
+
+def test_a_merge_into_another_base_would_show_in_the_difference(
+    base: ModelBundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lora, "dequantize_nf4", lambda packed: 1.1 * dequantize_nf4(packed))
+    config = SMALL.model_copy(update={"fine_tuning_method": "qlora"})
+    assert post_train(base, EXAMPLES, config).merge_difference > 1e-2

@@ -212,7 +212,7 @@ def test_extensions_show_in_the_metadata_only_when_used() -> None:
 def test_warm_up_changes_the_run_from_its_first_update() -> None:
     plain = pretrain_text(TEXT, SMALL).metrics
     warmed = pretrain_text(TEXT, SMALL.model_copy(update={"warmup_steps": 2})).metrics
-    assert plain[1] == warmed[1]
+    assert plain[1].loss == warmed[1].loss
     assert plain[2].loss != warmed[2].loss
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tasks.exclusive import exclusive
+from riftco.exclusive import exclusive
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from tasks.exclusive import exclusive
+from riftco.exclusive import exclusive
 with exclusive(Path(sys.argv[1]), lambda: None):
     print("held", flush=True)
     time.sleep(60)

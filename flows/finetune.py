@@ -1,0 +1,27 @@
+"""Fine-tuning as a Prefect flow. Import it inside `local_prefect()`, or where PREFECT_API_URL is set."""
+
+from prefect import flow
+
+from artifacts import Ref
+from flows.dag import finetune_dag
+from flows.run_dag import one_at_a_time, run_dag
+from riftco.config import FinetuneFlowConfig
+
+
+@flow(
+    name="finetune",
+    flow_run_name="{config.name}",
+    task_runner=one_at_a_time,  # type: ignore[arg-type]
+    persist_result=False,
+)
+def finetune(
+    config: FinetuneFlowConfig, force: tuple[str, ...] = (), from_stage: str | None = None
+) -> dict[str, Ref]:
+    """A model and instructions to a tuned, served one: every step is skipped if the store has its results.
+
+    Args:
+        config: what to run.
+        force: stages to run although the store has their results.
+        from_stage: run this stage and all after it.
+    """
+    return run_dag(finetune_dag, config, force, from_stage)

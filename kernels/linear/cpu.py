@@ -1,0 +1,117 @@
+"""Linear layers by the compiled CPU code, kernels/native/linear.cpp: float32 products on CPUs with AVX2.
+
+It reads operands of any layout and does in the product's own pass what else passes over memory: the sum with
+bias and residual, the bias gradient, GELU and its derivative. CPUs with AVX-512 have products in torch's
+libraries that reach their limit, and others have not been tried: there torch's compositions run.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.linear.reference import rounded
+from kernels.native import Integer, Pointer, function, library, pointer
+
+FEWEST_ROWS = 32  # on fewer, packing the weight costs more than the rest
+
+_product = function("riftco_product", Pointer, Pointer, Integer, Integer)
+built = _product is not None and library().riftco_lanes() == 8  # type: ignore[union-attr]
+
+_GELU, _GELU_GRADIENT = 1, 2
+
+
+def covers(*tensors: Tensor | None) -> bool:
+    """Whether these are float32, on a CPU with this code, and the first has rows enough."""
+    rows = tensors[0].shape[0] if tensors[0] is not None else 0
+    if not all(x is None or x.numel() for x in tensors):
+        return False
+    return built and rows >= FEWEST_ROWS and all(x is None or x.dtype == torch.float32 for x in tensors)
+
+
+def product(
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None = None,
+    *,
+    start: Tensor | None = None,
+    out: Tensor | None = None,
+    sums: Tensor | None = None,
+    finish: int = 0,
+    z: Tensor | None = None,
+    other: Tensor | None = None,
+) -> Tensor:
+    """a b + bias + start, `[rows, columns]`, in `out` if that is given.
+
+    bias `[columns]`; start may be `out`. sums: receives the sums of the rows of a.
+    finish, z, other: as in native/product.h.
+    """
+    (rows, depth), columns = a.shape, b.shape[1]
+    out = a.new_empty(rows, columns) if out is None else out
+    if start is not None and start.stride(1) != 1:
+        start = start.contiguous()
+    step = 0 if start is None else start.stride(0)
+    sizes = (Integer * 9)(rows, columns, depth, *a.stride(), *b.stride(), step, out.stride(0))
+    bias = None if bias is None else bias.contiguous()
+    tensors = (Pointer * 8)(*map(pointer, (a, b, bias, start, out, sums, z, other)))
+    _product(sizes, tensors, finish, torch.get_num_threads())  # type: ignore[misc]
+    return out
+
+
+def forward(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, half: bool) -> Any:
+    """As `reference.forward`; NotImplemented for what `covers` does not."""
+    if not covers(x, weight, bias, residual):
+        return NotImplemented
+    if half:
+        x, weight = rounded(x), rounded(weight)
+    return product(x, weight.t(), bias, start=residual)
+
+
+def backward(gradient: Tensor, x: Tensor, weight: Tensor, needed: list[bool], half: bool) -> Any:
+    """As `reference.backward`."""
+    if not covers(gradient, x, weight):
+        return NotImplemented
+    for_x, for_weight, for_bias = needed
+    found = []
+    sums = gradient.new_empty(gradient.shape[1]) if for_bias else None
+    if half:
+        x, weight = rounded(x), rounded(weight)
+        if sums is not None:
+            torch.sum(gradient, 0, out=sums)  # of what was not rounded
+        gradient = rounded(gradient)
+    if for_x:
+        found.append(product(gradient, weight))
+    if for_weight:
+        found.append(product(gradient.t(), x, sums=None if half else sums))
+    elif sums is not None and not half:
+        torch.sum(gradient, 0, out=sums)
+    return found if sums is None else [*found, sums]
+
+
+def feed_forward(
+    x: Tensor,
+    expand: Tensor,
+    expand_bias: Tensor,
+    project: Tensor,
+    project_bias: Tensor,
+    residual: Tensor,
+    half: bool,
+) -> Any:
+    """As `reference.feed_forward`."""
+    if half or not covers(x, expand, expand_bias, project, project_bias, residual):
+        return NotImplemented
+    activated = x.new_empty(x.shape[0], expand.shape[0])
+    z = product(x, expand.t(), expand_bias, finish=_GELU, other=activated)
+    return product(activated, project.t(), project_bias, start=residual), z
+
+
+def feed_forward_backward(
+    gradient: Tensor, x: Tensor, z: Tensor, expand: Tensor, project: Tensor, needed: list[bool], half: bool
+) -> Any:
+    """As `reference.feed_forward_backward`."""
+    if half or not covers(gradient, x, z, expand, project):
+        return NotImplemented
+    activated = z.new_empty(z.shape)
+    dz = product(gradient, project, finish=_GELU_GRADIENT, z=z.contiguous(), other=activated)
+    inner = backward(dz, x, expand, needed[:3], False)
+    return inner + backward(gradient, activated, project, [False, *needed[3:]], False)

@@ -1,0 +1,81 @@
+"""Linear layers and the feed-forward in torch: the definition, for every device and dtype.
+
+`half` multiplies in bfloat16 with sums in float32: operands are rounded to it, and results where units do so.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kernels.gelu.reference import backward as gelu_backward
+from kernels.gelu.reference import forward as gelu_forward
+
+
+def forward(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, half: bool) -> Tensor:
+    """x W^T + bias + residual, a new contiguous tensor; x `[n, in]`."""
+    if not half:
+        y = functional.linear(x, weight, bias)
+    else:
+        y = product(x, weight.t(), half)
+        y = y if bias is None else y.add_(bias)
+    return y if residual is None else y.add_(residual)
+
+
+def backward(gradient: Tensor, x: Tensor, weight: Tensor, needed: list[bool], half: bool) -> list[Tensor]:
+    """The needed gradients of x, weight and bias."""
+    for_x, for_weight, for_bias = needed
+    gradients = []
+    if for_x:
+        gradients.append(product(gradient, weight, half))
+    if for_weight:
+        gradients.append(product(gradient.t(), x, half))
+    if for_bias:
+        gradients.append(gradient.sum(0))
+    return gradients
+
+
+def feed_forward(
+    x: Tensor,
+    expand: Tensor,
+    expand_bias: Tensor,
+    project: Tensor,
+    project_bias: Tensor,
+    residual: Tensor,
+    half: bool,
+) -> tuple[Tensor, Tensor]:
+    """residual + W2 gelu(z) + b2, and z = W1 x + b1."""
+    z = forward(x, expand, expand_bias, None, half)
+    return forward(gelu_forward(z, None), project, project_bias, residual, half), z
+
+
+def feed_forward_backward(
+    gradient: Tensor, x: Tensor, z: Tensor, expand: Tensor, project: Tensor, needed: list[bool], half: bool
+) -> list[Tensor]:
+    """The needed gradients of x, W1, b1, W2 and b2."""
+    for_x, for_expand, for_expand_bias, for_project, for_project_bias = needed
+    dz = product(gradient, project, half)
+    dz, _ = gelu_backward(dz, z, None)
+    inner = backward(dz, x, expand, [for_x, for_expand, for_expand_bias], half)
+    h = gelu_forward(z, None) if for_project else z
+    return inner + backward(gradient, h, project, [False, for_project, for_project_bias], half)
+
+
+def product(a: Tensor, b: Tensor, half: bool) -> Tensor:
+    """a b; if `half`, of operands in bfloat16. CPUs with units for it round what comes out to it too."""
+    if not half:
+        return a @ b
+    if a.is_cuda:
+        return torch.mm(a.bfloat16(), b.bfloat16(), out_dtype=torch.float32).to(a.dtype)
+    if has_half_units(a.device):
+        return (a.bfloat16() @ b.bfloat16()).to(a.dtype)
+    return rounded(a) @ rounded(b)
+
+
+def rounded(x: Tensor) -> Tensor:
+    """The values of bfloat16 in x's own dtype."""
+    return x.bfloat16().to(x.dtype)
+
+
+def has_half_units(device: torch.device) -> bool:
+    """Whether bfloat16 products are faster there than float32 ones."""
+    return device.type != "cpu" or torch.cpu._is_avx512_bf16_supported()

@@ -1,0 +1,127 @@
+"""The two stages as jobs of several ranks: what goes into a job's folder, what is done, what comes out.
+
+Everything travels in the project's own formats: texts, JSON, bundles, lines of metrics.
+"""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from artifacts import ModelBundle, TokenizerSpec, Workspace, canonical_json, write_atomic
+from riftco.config import PostTrainingConfig, PretrainingConfig
+from riftco.data import InstructionExample, InstructionFormatter, PlainChatFormatter, parse_instructions
+from riftco.errors import InputError
+from riftco.tokenizer import Tokenizer
+from riftco.training.launch import launch
+from riftco.training.loop import MetricSink
+from riftco.training.metrics import decode_metrics, encode_metrics
+from riftco.training.post_training import PostTrainingResult, post_train
+from riftco.training.pretraining import PretrainingResult, Texts, pretrain_texts
+from riftco.training.ranks import is_leader
+
+_TRAINING, _VALIDATION, _BASE, _EXAMPLES = "training.txt", "validation.txt", "base.rift", "examples.jsonl"
+_BUNDLE, _METRICS, _RESULT = "bundle.rift", "metrics.jsonl", "result.json"
+_PREFIX = "job-"
+
+
+def pretrain_in_ranks(
+    texts: Texts,
+    config: PretrainingConfig,
+    tokenizer: Tokenizer | None,
+    *,
+    metric_sink: MetricSink | None,
+    workspace: Workspace | None,
+) -> PretrainingResult:
+    """`pretrain_texts` in `config.processes` ranks on this machine."""
+    spec = None if tokenizer is None else tokenizer.spec.to_json()
+    files = {_TRAINING: texts.training.encode(), _VALIDATION: texts.validation.encode()}
+    facts = {"stage": "pretraining", "source": texts.source, "tokenizer": spec}
+    with _ran(files, facts, config, metric_sink, workspace) as folder:
+        return PretrainingResult(**_common_results(folder), **json.loads((folder / _RESULT).read_bytes()))
+
+
+def post_train_in_ranks(
+    base_bundle: ModelBundle,
+    examples: Sequence[InstructionExample],
+    config: PostTrainingConfig,
+    *,
+    formatter: InstructionFormatter,
+    metric_sink: MetricSink | None,
+    workspace: Workspace | None,
+) -> PostTrainingResult:
+    """`post_train` in `config.processes` ranks on this machine; InputError for a formatter of your own."""
+    if type(formatter) is not PlainChatFormatter:
+        raise InputError(
+            f"the formatter {type(formatter).__name__} cannot be handed to other processes; "
+            "start the ranks with torchrun, or use processes 1"
+        )
+    lines = b"".join(canonical_json(example.identity) + b"\n" for example in examples)
+    files = {_BASE: base_bundle.to_bytes(), _EXAMPLES: lines}
+    with _ran(files, {"stage": "post_training"}, config, metric_sink, workspace) as folder:
+        return PostTrainingResult(**_common_results(folder), **json.loads((folder / _RESULT).read_bytes()))
+
+
+def run_job(folder: Path, job: Mapping[str, Any], metric_sink: MetricSink) -> None:
+    """What each rank does: the stage that the job names. The leader leaves the results in the folder."""
+    workspace = None if job["workspace"] is None else Workspace(Path(job["workspace"]))
+    settings = json.dumps(job["config"])
+    result: PretrainingResult | PostTrainingResult
+    names: tuple[str, ...]
+    if job["stage"] == "pretraining":
+        training, validation = ((folder / name).read_bytes().decode() for name in (_TRAINING, _VALIDATION))
+        spec = job["tokenizer"]
+        result = pretrain_texts(
+            Texts(training, validation, job["source"]),
+            PretrainingConfig.model_validate_json(settings),
+            metric_sink=metric_sink,
+            workspace=workspace,
+            tokenizer=None if spec is None else Tokenizer.from_spec(TokenizerSpec.from_json(spec)),
+        )
+        names = ("training_token_count", "validation_token_count")
+    else:
+        result = post_train(
+            ModelBundle.load(folder / _BASE),
+            parse_instructions((folder / _EXAMPLES).read_bytes(), source=_EXAMPLES),
+            PostTrainingConfig.model_validate_json(settings),
+            metric_sink=metric_sink,
+            workspace=workspace,
+        )
+        names = ("example_count", "objective", "fine_tuning_method", "merge_difference")
+    if is_leader():
+        facts = {name: getattr(result, name) for name in names}
+        result.bundle.save(folder / _BUNDLE)
+        write_atomic(folder / _METRICS, encode_metrics(result.metrics))
+        write_atomic(folder / _RESULT, canonical_json(facts))
+
+
+@contextmanager
+def _ran(
+    files: Mapping[str, bytes],
+    facts: Mapping[str, Any],
+    config: PretrainingConfig | PostTrainingConfig,
+    metric_sink: MetricSink | None,
+    workspace: Workspace | None,
+) -> Iterator[Path]:
+    """The folder of a job that all ranks have done; gone when left."""
+    parent = None if workspace is None else workspace.folder
+    if parent is not None:
+        parent.mkdir(parents=True, exist_ok=True)
+        for left_by_a_killed_process in parent.glob(f"{_PREFIX}*"):
+            shutil.rmtree(left_by_a_killed_process, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=parent) as name:
+        folder = Path(name)
+        for file, content in files.items():
+            write_atomic(folder / file, content)
+        place = None if parent is None else str(parent.absolute())
+        job = {**facts, "config": config.model_dump(mode="json"), "workspace": place}
+        launch(folder, job, config.processes, metric_sink=metric_sink, defers_signals=workspace is not None)
+        yield folder
+
+
+def _common_results(folder: Path) -> dict[str, Any]:
+    bundle = ModelBundle.from_bytes((folder / _BUNDLE).read_bytes())
+    return {"bundle": bundle, "metrics": tuple(decode_metrics((folder / _METRICS).read_bytes()))}

@@ -1,0 +1,120 @@
+"""Resume points of a step at work: the newest intact first, damaged ones named, nothing left at the end."""
+
+import hashlib
+import os
+import time
+
+import pytest
+
+from artifacts import Store, step_key
+from artifacts.fsck import check_store
+from artifacts.garbage import collect
+from artifacts.workspace import METRICS_DIGEST, Workspace
+from tests.artifacts.checkpoints import small_checkpoint
+
+KEY = step_key("train", 1, {})
+
+
+@pytest.fixture
+def store(tmp_path) -> Store:
+    return Store.open(tmp_path / "store", durability="none")
+
+
+def save(workspace: Workspace, step: int) -> None:
+    metrics = b"metrics up to %d\n" % step
+    metadata = {METRICS_DIGEST: hashlib.sha256(metrics).hexdigest()}
+    workspace.save(small_checkpoint(global_step=step, metadata=metadata), metrics)
+
+
+def steps(workspace: Workspace) -> tuple[list[int], dict[str, str]]:
+    """The steps of the points that are intact, and the codes of the others by file."""
+    refused: dict[str, str] = {}
+    points = workspace.points(lambda path, error: refused.update({path.name: error.code}))
+    return [point.checkpoint.global_step for point in points], refused
+
+
+def test_the_newest_two_points_are_kept_and_come_newest_first(store):
+    workspace = store.workspace(KEY)
+    assert steps(workspace) == ([], {})
+    for step in (5, 9, 10, 100):
+        save(workspace, step)
+    assert steps(workspace) == ([100, 10], {})
+    assert len(os.listdir(workspace.folder)) == 4
+    (newest, _) = workspace.points(lambda path, error: pytest.fail(str(error)))
+    assert newest.metrics == b"metrics up to 100\n"
+
+
+@pytest.mark.parametrize(
+    ("damage", "code"),
+    [
+        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "truncated"),
+        (lambda path: path.write_bytes(b""), "truncated"),
+        (lambda path: path.with_suffix(".jsonl").write_bytes(b"other"), "metrics"),
+        (lambda path: path.with_suffix(".jsonl").unlink(), "metrics"),
+    ],
+)
+def test_a_damaged_point_is_named_and_passed_over(store, damage, code):
+    workspace = store.workspace(KEY)
+    save(workspace, 1)
+    save(workspace, 2)
+    newest = workspace.folder / "000000000002.riftckpt"
+    newest.chmod(0o600)
+    damage(newest)
+    assert steps(workspace) == ([1], {newest.name: code})
+
+
+def test_saving_drops_newer_points_for_this_run_has_passed_them_over(store):
+    workspace = store.workspace(KEY)
+    for step in (21, 24, 3, 6):
+        save(workspace, step)
+    assert steps(workspace) == ([6, 3], {})
+    (workspace.folder / "000000000099.jsonl").write_bytes(b"its checkpoint was never written")
+    save(workspace, 9)
+    assert sorted(path.name[10:] for path in workspace.folder.iterdir()) == [
+        "06.jsonl",
+        "06.riftckpt",
+        "09.jsonl",
+        "09.riftckpt",
+    ]
+
+
+def test_saving_clears_away_what_a_killed_process_left(store):
+    workspace = store.workspace(KEY)
+    save(workspace, 1)
+    (workspace.folder / ".000000000002.riftckpt.0123.tmp").write_bytes(b"half")
+    save(workspace, 2)
+    assert len(os.listdir(workspace.folder)) == 4
+
+
+def test_a_cleared_workspace_leaves_nothing_and_clearing_again_is_harmless(store):
+    workspace = store.workspace(KEY)
+    save(workspace, 1)
+    workspace.clear()
+    workspace.clear()
+    assert not workspace.folder.exists()
+    assert check_store(store, full=True).problems == []
+
+
+def test_points_are_the_same_in_a_store_that_was_opened_again(store):
+    save(store.workspace(KEY), 3)
+    assert steps(Store.open(store.root).workspace(KEY)) == ([3], {})
+    assert steps(store.workspace(step_key("train", 2, {}))) == ([], {})
+
+
+def test_the_collector_drops_workspaces_that_nothing_has_touched_for_days(store):
+    workspace, fresh = store.workspace(KEY), store.workspace(step_key("train", 2, {}))
+    lock = store.root / "locks" / f"{KEY}.lock"
+    save(workspace, 1)
+    save(fresh, 1)
+    days_ago = time.time() - 8 * 86_400
+    os.utime(workspace.folder, (days_ago, days_ago))
+    assert collect(store, keep_days=9).abandoned == []
+    lock.touch()
+    assert collect(store).abandoned == []  # somebody is at work there
+    lock.unlink()
+    assert collect(store, dry_run=True).abandoned == [workspace.folder]
+    assert workspace.folder.exists()
+    assert collect(store).abandoned == [workspace.folder]
+    assert not workspace.folder.exists()
+    assert collect(store, keep_days=0).abandoned == []  # what changed within a day may be at work
+    assert steps(fresh) == ([1], {})

@@ -1,0 +1,62 @@
+"""Settings that contradict each other are refused at once, with the remedy; each of them alone is fine."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from riftco.config import PipelineConfig, PostTrainingConfig, PretrainingConfig, contract_dump
+
+CONTRADICTIONS: list[tuple[Any, dict[str, Any], str]] = [
+    (PretrainingConfig, {"steps": 10, "warmup_steps": 10}, "warmup_steps 10 leaves nothing of the 10 steps"),
+    (PretrainingConfig, {"processes": 3}, "batch_size 4 is not a multiple of processes 3"),
+    (
+        PretrainingConfig,
+        {"optimizer": "adamw", "optimizer_state": "paged"},
+        "optimizer_state paged is adam's",
+    ),
+    (PretrainingConfig, {"sharding": "full"}, "set processes to 2 or more"),
+    (PretrainingConfig, {"sharding": "full", "processes": 2, "optimizer": "muon"}, "use adam or adamw"),
+    (PretrainingConfig, {"sharding": "full", "processes": 2, "compile": True}, "use sharding none"),
+    (PretrainingConfig, {"sharding": "full", "processes": 2, "sample_steps": 5}, "set sample_steps to 0"),
+    (PretrainingConfig, {"head_count": 3}, "model_width 16 is not a multiple of head_count 3"),
+    (PretrainingConfig, {"end_of_text": True}, "use sampling_strategy document_rows or packed"),
+    (PostTrainingConfig, {"optimizer": "muon", "fine_tuning_method": "lora"}, "use adam or adamw"),
+    (
+        PostTrainingConfig,
+        {"sharding": "full", "processes": 2, "fine_tuning_method": "qlora"},
+        "use sharding none with qlora",
+    ),
+    (PostTrainingConfig, {"loss_scope": "response_only"}, "use sampling_strategy document_rows or packed"),
+]
+
+
+@pytest.mark.parametrize(("config", "settings", "message"), CONTRADICTIONS)
+def test_contradictions_are_refused_with_their_remedy(
+    config: Any, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValidationError, match=message):
+        config(**settings)
+
+
+@pytest.mark.parametrize(
+    ("config", "settings"),
+    [
+        (PretrainingConfig, {"steps": 10, "warmup_steps": 9}),
+        (PretrainingConfig, {"processes": 2, "sharding": "full", "optimizer": "adamw"}),
+        (PretrainingConfig, {"optimizer_state": "paged"}),
+        (PretrainingConfig, {"end_of_text": True, "sampling_strategy": "packed"}),
+        (PostTrainingConfig, {"optimizer": "muon"}),
+        (PostTrainingConfig, {"loss_scope": "response_only", "sampling_strategy": "document_rows"}),
+        (PipelineConfig, {}),
+    ],
+)
+def test_what_goes_together_is_accepted(config: Any, settings: dict[str, Any]) -> None:
+    config(**settings)
+
+
+def test_the_metadata_of_defaults_is_the_originals_and_what_cannot_change_a_result_is_never_in_it() -> None:
+    plain = contract_dump(PretrainingConfig())
+    assert {"precision", "compile", "nonfinite", "end_of_text", "checkpoint_steps"}.isdisjoint(plain)
+    changed = contract_dump(PretrainingConfig(precision="bf16", checkpoint_steps=5, sample_prompt="x"))
+    assert changed == plain | {"precision": "bf16"}
