@@ -259,17 +259,17 @@ class InstructionsConfig(Config):
     random_seed: Seed = 11
     split_seed: str = "7"
     """Label of the stable hash that assigns each record to a split."""
-    train_fraction: Fraction = 0.9
-    validation_fraction: Fraction = 0.05
-    test_fraction: Fraction = 0.05
+    train_fraction: Fraction = 0.94
+    validation_fraction: Fraction = 0.03
+    test_fraction: Fraction = 0.03
 
 
 _DEMO_PRETRAINING = PretrainingConfig(
     backend="cpu",  # `auto` would be keyed as that word, whatever machine made the result
-    steps=950,
+    steps=900,
     context_size=144,
     batch_size=32,
-    evaluation_interval=95,
+    evaluation_interval=90,
     vocabulary_size=608,
     model_width=128,
     head_count=8,
@@ -303,7 +303,7 @@ _DEMO_RANK_TRAINING = _DEMO_POST_TRAINING.model_copy(
         "fine_tuning_method": "lora",
         "lora": LoraConfig(targets=LORA_TARGETS),
         "optimizer": "adamw",
-        "steps": 60,
+        "steps": 50,
         "learning_rate": 5e-3,
         "schedule": "cosine",
     }
@@ -329,7 +329,7 @@ class RankSweepConfig(Config):
 class EvaluationConfig(Config):
     """What is sampled from the models for the report."""
 
-    stories: PositiveInt = 120
+    stories: PositiveInt = 60
     questions: PositiveInt = 150
     random_seed: Seed = 3
 

@@ -194,7 +194,8 @@ def learn_expected(base: Path) -> None:
         place = base / str(number)
         place.mkdir()
         EXPECTED[job] = job(place, lambda *paths: None)
-    silent = [save, save_old, forget, collect_garbage, collect_unnamed, tag_what_is_seen]
+    silent = [save, save_old, save_point, save_first_point]
+    silent += [forget, collect_garbage, collect_unnamed, tag_what_is_seen]
     EXPECTED.update(dict.fromkeys(silent))
 
 
