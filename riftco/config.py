@@ -82,9 +82,9 @@ class OptimizationConfig(Config):
     precision: Literal["fp32", "bf16"] = "fp32"
     """`bf16`: matrix products in bfloat16; weights, optimiser state, statistics and loss stay float32."""
     compile: bool = False
-    """Compile the model with `torch.compile`: a minute at the start, faster steps after it."""
+    """Compile the blocks with `torch.compile`: up to a minute at the start; its gain varies by device."""
     nonfinite: Literal["raise", "skip"] = "raise"
-    """When a loss or gradient is not finite, nothing is updated: end the run, or count it and go on."""
+    """When a loss or gradient is not finite, nothing is updated: end the run, or say so and go on."""
     processes: PositiveInt = 1
     """Ranks that share each batch, and of which `batch_size` is a multiple; started on this machine, or by
     torchrun on several."""

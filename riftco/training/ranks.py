@@ -43,7 +43,8 @@ def trains_here(config: OptimizationConfig, backend: BackendName) -> bool:
     InputError for what ranks cannot do, when a launcher started another number of them than configured, and
     when there are fewer GPUs than ranks.
     """
-    _require_possible(config, backend)
+    if config.processes > 1 and backend not in ("cpu", "cuda"):
+        raise InputError(f"processes {config.processes} needs backend cpu or cuda, not {backend}")
     if not is_rank():
         if backend == "cuda":
             _require_gpus(config.processes, "processes")
@@ -75,21 +76,6 @@ def _require_gpus(count: int, what: str) -> None:
     there = torch.cuda.device_count()
     if count > there:
         raise InputError(f"each rank needs a GPU and this machine has {there}; set {what} to at most that")
-
-
-def _require_possible(config: OptimizationConfig, backend: BackendName) -> None:
-    if config.processes > 1 and backend not in ("cpu", "cuda"):
-        raise InputError(f"processes {config.processes} needs backend cpu or cuda, not {backend}")
-    if config.sharding == "none":
-        return
-    if config.processes == 1:
-        raise InputError("sharding full needs several processes; set processes, or sharding none")
-    if config.optimizer == "muon":
-        raise InputError("muon needs whole matrices; with sharding full use optimizer adam or adamw")
-    if config.compile:
-        raise InputError("compiled blocks cannot be sharded; set compile false, or sharding none")
-    if getattr(config, "fine_tuning_method", None) == "qlora":
-        raise InputError("packed weights cannot be sharded; use sharding none, or fine_tuning_method lora")
 
 
 class Ranks:

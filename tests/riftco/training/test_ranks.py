@@ -320,25 +320,6 @@ def test_a_step_that_would_overflow_on_one_rank_is_taken_by_none(
         assert (steps, waiting) == (0, True)
 
 
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ({"sharding": "full"}, "sharding full needs several processes"),
-        ({"sharding": "full", "processes": 2, "optimizer": "muon"}, "muon needs whole matrices"),
-        ({"sharding": "full", "processes": 2, "compile": True}, "compiled blocks cannot be sharded"),
-        (
-            {"sharding": "full", "processes": 2, "fine_tuning_method": "qlora"},
-            "packed weights cannot be sharded",
-        ),
-    ],
-)
-def test_what_cannot_be_sharded_is_refused_before_anything_starts(
-    settings: dict[str, Any], says: str
-) -> None:
-    with pytest.raises(InputError, match=says):
-        tuned(**settings)
-
-
 def launched(monkeypatch: pytest.MonkeyPatch, **variables: Any) -> None:
     """The environment of a rank."""
     for name, value in {"MASTER_ADDR": "127.0.0.1", **variables}.items():
