@@ -5,7 +5,7 @@ Shapes: B batch, H heads, T tokens, n new tokens, d head width, P pages.
 
 from kernels.adam import NonFiniteUpdateError, adam_step
 from kernels.cross_entropy import cross_entropy, linear_cross_entropy
-from kernels.decode_step import DecodeWeights, decode_step
+from kernels.decode_step import DecodeStep, DecodeWeights, decode_step
 from kernels.flash_attention import flash_attention, materialized_attention
 from kernels.gelu import gelu
 from kernels.kv_write import kv_write
@@ -17,6 +17,7 @@ from kernels.paged_attention import paged_attention
 from kernels.sampling import sample
 
 __all__ = [
+    "DecodeStep",
     "DecodeWeights",
     "NonFiniteUpdateError",
     "PackedNf4",

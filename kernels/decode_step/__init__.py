@@ -10,7 +10,7 @@ from kernels.decode_step import cpu, reference
 from kernels.decode_step.weights import Kind, PlainWeights, Tensors
 from kernels.dispatch import Operation
 
-__all__ = ["DecodeWeights", "decode_step"]
+__all__ = ["DecodeStep", "DecodeWeights", "decode_step"]
 
 _INTEGERS = (torch.int32, torch.int64)
 
@@ -32,6 +32,11 @@ class DecodeWeights:
         if packs and _step.order(self.device)[0] == "native":
             self.panels, self.plain = cpu.Panels(plain), None
 
+    @property
+    def is_native(self) -> bool:
+        """Whether steps run in native code, whose results for a row do not depend on the other rows."""
+        return self.panels is not None
+
     @classmethod
     def prepare(
         cls, tensors: Tensors, *, head_count: int, layer_norm_epsilon: float = 1e-5, kind: Kind = "float32"
@@ -44,6 +49,35 @@ class DecodeWeights:
         not, where they are float32 and contiguous. ValueError for names, shapes and devices that do not fit.
         """
         return cls(kind, PlainWeights.collect(tensors, head_count, layer_norm_epsilon, kind))
+
+
+class DecodeStep:
+    """A model's weights bound to the pages of its keys and values, for many calls; see `decode_step`.
+
+    The pages' tensors are kept and written. ValueError for pages that do not fit.
+    """
+
+    def __init__(
+        self, weights: DecodeWeights, key_pages: Sequence[Tensor], value_pages: Sequence[Tensor]
+    ) -> None:
+        _check_pages(weights, key_pages, value_pages)
+        self.weights, self.key_pages, self.value_pages = weights, tuple(key_pages), tuple(value_pages)
+        covered = weights.panels is not None and key_pages[0].dtype in (torch.float32, torch.bfloat16)
+        self.native_pages = cpu.Pages(key_pages, value_pages) if covered else None
+
+    def __call__(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        page_table: Tensor,
+        needs_logits: Tensor | None = None,
+        threads: int | None = None,
+    ) -> Tensor:
+        """The logits after R rows, as `decode_step`."""
+        count = _check_rows(self.weights, token_ids, positions, page_table, needs_logits)
+        if not count:
+            return torch.empty(0, self.weights.vocabulary_size, device=self.weights.device)
+        return _step(token_ids, self, positions, page_table, needs_logits, threads)
 
 
 def decode_step(
@@ -74,11 +108,8 @@ def decode_step(
     ValueError for what does not fit, with nothing written; two rows that write one slot are the caller's
     error.
     """
-    count = _check_rows(weights, token_ids, positions, page_table, needs_logits)
-    _check_pages(weights, key_pages, value_pages)
-    if not count:
-        return torch.empty(0, weights.vocabulary_size, device=weights.device)
-    return _step(token_ids, weights, positions, page_table, key_pages, value_pages, needs_logits, threads)
+    step = DecodeStep(weights, key_pages, value_pages)
+    return step(token_ids, positions, page_table, needs_logits, threads)
 
 
 def _check_rows(
@@ -127,28 +158,36 @@ def _check_pages(weights: DecodeWeights, key_pages: Sequence[Tensor], value_page
                 )
 
 
-def _native(token_ids: Tensor, weights: DecodeWeights, *rest: Any) -> Any:
-    positions, page_table, key_pages, value_pages, needs_logits, threads = rest
-    if weights.panels is None or key_pages[0].dtype not in (torch.float32, torch.bfloat16):
+def _native(
+    token_ids: Tensor,
+    step: DecodeStep,
+    positions: Tensor,
+    page_table: Tensor,
+    needs_logits: Tensor | None,
+    threads: int | None,
+) -> Any:
+    weights, pages = step.weights, step.native_pages
+    if weights.panels is None or pages is None:
         return NotImplemented
-    arguments = (token_ids, positions, page_table, key_pages, value_pages, needs_logits)
-    logits = cpu.step(weights.panels, *arguments, threads or torch.get_num_threads())
+    rows = (token_ids, positions, page_table, needs_logits)
+    logits = cpu.step(weights.panels, pages, *rows, threads or torch.get_num_threads())
     if logits is None:
         reference.refuse_misfits(weights.vocabulary_size, weights.maximum_context, token_ids, positions)
-        reference.refuse_pages(page_table, positions, key_pages[0])
+        reference.refuse_pages(page_table, positions, step.key_pages[0])
     return logits
 
 
-def _torch(token_ids: Tensor, weights: DecodeWeights, *rest: Any) -> Tensor:
-    if weights.plain is None:
+def _torch(token_ids: Tensor, step: DecodeStep, positions: Tensor, page_table: Tensor, *rest: Any) -> Tensor:
+    plain = step.weights.plain
+    if plain is None:
         raise ValueError(
             "these weights were packed for native code with float32 or bfloat16 pages; prepare them under "
             "kernels.dispatch.use('torch') to run in torch"
         )
-    positions, page_table, key_pages, value_pages, needs_logits, _ = rest
+    needs_logits, _ = rest
     with torch.no_grad():
         return reference.step(
-            weights.plain, token_ids, positions, page_table, key_pages, value_pages, needs_logits
+            plain, token_ids, positions, page_table, step.key_pages, step.value_pages, needs_logits
         )
 
 

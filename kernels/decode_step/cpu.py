@@ -134,13 +134,23 @@ class Panels:
         return _Matrix(self._keep(panels), scale_pointer, self._keep(bias), kind, inputs, outputs, run)
 
 
+class Pages:
+    """Where the pages of every block lie, as the native step reads it."""
+
+    def __init__(self, key_pages: Sequence[Tensor], value_pages: Sequence[Tensor]) -> None:
+        pointers = Pointer * len(key_pages)
+        self._arrays = [pointers(*[x.data_ptr() for x in pages]) for pages in (key_pages, value_pages)]
+        self.pointers = [ctypes.cast(array, Pointer) for array in self._arrays]
+        self.count, _, self.size, _ = key_pages[0].shape
+        self.half = key_pages[0].dtype == torch.bfloat16
+
+
 def step(
     panels: Panels,
+    pages: Pages,
     token_ids: Tensor,
     positions: Tensor,
     page_table: Tensor,
-    key_pages: Sequence[Tensor],
-    value_pages: Sequence[Tensor],
     needs_logits: Tensor | None,
     threads: int,
 ) -> Tensor | None:
@@ -152,17 +162,13 @@ def step(
     token_ids, positions = token_ids.contiguous(), positions.contiguous()
     table = page_table.to(torch.int64).contiguous()
     needs_logits = None if needs_logits is None else needs_logits.contiguous()
-    pages, _, page_size, _ = key_pages[0].shape
-    pointers = Pointer * len(key_pages)
     rows = _Rows(
-        *(count, table.shape[1], pages, page_size, panels.context),
+        *(count, table.shape[1], pages.count, pages.size, panels.context),
         *(token_ids.data_ptr(), positions.data_ptr(), table.data_ptr()),
         None if needs_logits is None else needs_logits.data_ptr(),
-        ctypes.cast(pointers(*[x.data_ptr() for x in key_pages]), Pointer),
-        ctypes.cast(pointers(*[x.data_ptr() for x in value_pages]), Pointer),
+        *pages.pointers,
     )
-    half = key_pages[0].dtype == torch.bfloat16
-    misfit = _native(ctypes.byref(model), ctypes.byref(rows), half, logits.data_ptr(), threads)
+    misfit = _native(ctypes.byref(model), ctypes.byref(rows), pages.half, logits.data_ptr(), threads)
     return None if misfit else logits
 
 

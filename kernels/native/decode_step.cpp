@@ -63,6 +63,17 @@ struct Rows {
 
 namespace {
 
+// sums of each row += its input times the weights. Sums, weights and one factor fit 16 registers; the factors of all
+// rows besides would not.
+template <int ROWS, int COUNT>
+INLINE void add_products(const float *x, int64_t x_row, const vf (&weights)[COUNT * VECTORS],
+                         vf (&sums)[ROWS][COUNT * VECTORS]) {
+    for (int r = 0; r < ROWS; r++) {
+        vf factor = splat(x[r * x_row]);
+        for (int j = 0; j < COUNT * VECTORS; j++) sums[r][j] = fma(factor, weights[j], sums[r][j]);
+    }
+}
+
 // Where the weights of a kind come from. `add` adds what `STEP` inputs from k on give, to ROWS x COUNT panels' sums.
 struct Floats {
     static constexpr int STEP = 1, SUMS = MOST_SUMS;
@@ -77,12 +88,10 @@ struct Floats {
     template <int ROWS, int COUNT>
     __attribute__((always_inline)) void add(int64_t k, const float *x, int64_t x_row,
                                             vf (&sums)[ROWS][COUNT * VECTORS]) const {
-        vf factors[ROWS];
-        for (int r = 0; r < ROWS; r++) factors[r] = splat(x[r * x_row + k]);
-        for (int j = 0; j < COUNT * VECTORS; j++) {
-            vf weight = load(panels + j / VECTORS * panel_size + k * PANEL + j % VECTORS * LANES);
-            for (int r = 0; r < ROWS; r++) sums[r][j] = fma(factors[r], weight, sums[r][j]);
-        }
+        vf weights[COUNT * VECTORS];
+        for (int j = 0; j < COUNT * VECTORS; j++)
+            weights[j] = load(panels + j / VECTORS * panel_size + k * PANEL + j % VECTORS * LANES);
+        add_products<ROWS, COUNT>(x + k, x_row, weights, sums);
     }
 };
 
@@ -95,17 +104,20 @@ struct Halves {
         panels = static_cast<const uint32_t *>(m.panels) + panel * panel_size;
     }
 
+    // Of input k, from the output `o` of the first panel on.
+    __attribute__((always_inline)) vf weights(int64_t k, int64_t o) const {
+        vu words;
+        std::memcpy(&words, panels + o / PANEL * panel_size + k / 2 * PANEL + o % PANEL, sizeof words);
+        return bits<vf>(k % 2 ? words & 0xFFFF0000u : words << 16);
+    }
+
     template <int ROWS, int COUNT>
     __attribute__((always_inline)) void add(int64_t k, const float *x, int64_t x_row,
                                             vf (&sums)[ROWS][COUNT * VECTORS]) const {
-        vf even[ROWS], odd[ROWS];
-        for (int r = 0; r < ROWS; r++) even[r] = splat(x[r * x_row + k]), odd[r] = splat(x[r * x_row + k + 1]);
-        for (int j = 0; j < COUNT * VECTORS; j++) {
-            vu words;
-            const uint32_t *from = panels + j / VECTORS * panel_size + k / 2 * PANEL + j % VECTORS * LANES;
-            std::memcpy(&words, from, sizeof words);
-            vf low = bits<vf>(words << 16), high = bits<vf>(words & 0xFFFF0000u);
-            for (int r = 0; r < ROWS; r++) sums[r][j] = fma(odd[r], high, fma(even[r], low, sums[r][j]));
+        for (int odd = 0; odd < 2; odd++) {
+            vf of_input[COUNT * VECTORS];
+            for (int j = 0; j < COUNT * VECTORS; j++) of_input[j] = weights(k + odd, j * LANES);
+            add_products<ROWS, COUNT>(x + k + odd, x_row, of_input, sums);
         }
     }
 };
@@ -259,8 +271,14 @@ void multiply_rows(const Source &source, const Matrix &m, int64_t panel, int64_t
     }
 }
 
-// One NF4 panel as floats [inputs, PANEL], not yet scaled.
+// One panel as floats [inputs, PANEL]; those of NF4 are not yet scaled.
 void decode_panel(const Matrix &m, int64_t panel, float *out) {
+    if (m.kind == BFLOAT16) {
+        Halves halves(m, panel);
+        for (int64_t k = 0; k < m.inputs; k++)
+            for (int o = 0; o < PANEL; o += LANES, out += LANES) store(out, halves.weights(k, o));
+        return;
+    }
     Codes codes(m, panel);
     for (int64_t k = 0; k < m.inputs; k += Codes::STEP)
         for (int pair = 0; pair < 2; pair++, out += 2 * PANEL) {
@@ -273,7 +291,7 @@ void decode_panel(const Matrix &m, int64_t panel, float *out) {
 // x [rows, inputs] W^T + bias, of the panels [begin, end). `decoded`: room for one panel of floats.
 void multiply(const Matrix &m, int64_t begin, int64_t end, const float *x, int64_t x_row, int64_t rows,
               float *decoded, const Target &to) {
-    if (m.kind == NF4 && rows > TILE_ROWS) {
+    if (m.kind != FLOAT32 && rows > TILE_ROWS) {
         for (int64_t panel = begin; panel < end; panel++) {
             decode_panel(m, panel, decoded);
             auto source = [&](int64_t) { return Floats(decoded); };
