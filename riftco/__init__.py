@@ -1,5 +1,6 @@
 """riftco: the model package. Everything here runs without Prefect; torch is imported on first use."""
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,10 @@ if TYPE_CHECKING:
 
 __all__ = ["ModelRuntime", "ModelSnapshot", "capture_bundle"]
 __version__ = "0.1.0"
+
+# How long OpenMP's threads spin at a barrier before they sleep, read when torch loads it. By default it is
+# milliseconds, which beside any other busy process makes two threads many times slower than one.
+os.environ.setdefault("GOMP_SPINCOUNT", "100")
 
 _HOMES = {
     "ModelRuntime": "riftco.runtime",

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 from artifacts import ArtifactError, parse_json
+from riftco.chat_template import ASCII_WHITESPACE, PLAIN, ChatMessage
 from riftco.data.text import decode_utf8, read_bytes, shown
 from riftco.errors import InputError
 
-_ASCII_WHITESPACE = " \t\n\r\f\v"
 _FIELDS = ("prompt", "response")
 
 
@@ -53,7 +53,7 @@ class PlainChatFormatter:
 
     def format_prompt(self, prompt: str) -> str:
         """The exchange up to where the response begins."""
-        return f"### User:\n{_trim(prompt)}\n### Assistant:\n"
+        return PLAIN.render([ChatMessage("user", prompt)])
 
 
 def format_parts(formatter: InstructionFormatter, example: InstructionExample) -> tuple[str, str]:
@@ -122,4 +122,4 @@ def _require_text(value: object, field: str) -> None:
 
 
 def _trim(text: str) -> str:
-    return text.strip(_ASCII_WHITESPACE)
+    return text.strip(ASCII_WHITESPACE)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from artifacts import ModelConfig
-from kernels import paged_attention
+from kernels import kv_write, paged_attention
 from riftco.backends import BackendName
 from riftco.serving.page_pool import KvPages, PagedKvCachePool
 
@@ -27,8 +27,7 @@ class _Transaction:
     count: int
     pending_pages: int
     page_table: Tensor
-    token_pages: Tensor
-    token_slots: Tensor
+    slots: Tensor
     written: list[bool]
 
 
@@ -91,9 +90,7 @@ class RequestKvCache:
             raise RuntimeError(f"layer {layer} has already written these tokens")
         keys, values = self._pages.keys[layer], self._pages.values[layer]
         _require_fit({"q": q, "k": k, "v": v}, keys, transaction.count)
-        where = (transaction.token_pages, slice(None), transaction.token_slots)  # [n, H, d]
-        keys[where] = k[0].transpose(0, 1)
-        values[where] = v[0].transpose(0, 1)
+        kv_write(keys, values, k[0].transpose(0, 1), v[0].transpose(0, 1), transaction.slots)
         transaction.written[layer] = True
         return paged_attention(q, keys, values, transaction.page_table, self._size + transaction.count)
 
@@ -134,8 +131,7 @@ class RequestKvCache:
             count,
             pending_pages,
             page_table,
-            page_table[positions // self._page_size],
-            positions % self._page_size,
+            page_table[positions // self._page_size] * self._page_size + positions % self._page_size,
             [False] * len(self._pages.keys),
         )
 

@@ -1,7 +1,7 @@
-"""The physical pages of keys and values that request caches lease, and the stack of free ones.
+"""The physical pages of keys and values that request caches lease, in memory and on one lock.
 
-One page id addresses the matching page in every layer. Free pages are a last-in, first-out stack that yields
-0, 1, 2, ... at first; all moves happen under one lock, so that caches of several threads may share a pool.
+One page id addresses the matching page in every layer. The accounts are the engine's `PagePool`, whose free
+pages are a last-in, first-out stack that yields 0, 1, 2, ... at first.
 """
 
 from collections.abc import Sequence
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from artifacts import ModelConfig
 from riftco.backends import BackendName, torch_device
+from riftco.serving.engine.page_pool import PagePool
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +65,7 @@ class PagedKvCachePool:
             )
         self.pages = KvPages.zeros(config, self.block_count, block_size, backend)
         self._lock = Lock()
-        self._free = list(reversed(range(self.block_count)))
-        self._leased: set[int] = set()
+        self._accounts = PagePool(self.block_count)
 
     def fits(self, config: ModelConfig, backend: BackendName) -> bool:
         """Whether a model of these dimensions on this backend can keep its keys and values here."""
@@ -73,31 +73,24 @@ class PagedKvCachePool:
 
     @property
     def free_block_count(self) -> int:
-        return len(self._free)
+        return self._accounts.free_count
 
     @property
     def leased_block_count(self) -> int:
-        return len(self._leased)
+        return self.block_count - self._accounts.free_count
 
     def lease(self, count: int) -> list[int]:
         """Take `count` pages off the stack, all or none; RuntimeError when there are too few."""
         with self._lock:
-            if count > len(self._free):
-                raise RuntimeError(
-                    f"the page pool is exhausted: {count} pages were asked for, {len(self._free)} of "
-                    f"{self.block_count} are free; reset or close another cache, or enlarge the pool"
-                )
-            pages = [self._free.pop() for _ in range(count)]
-            self._leased.update(pages)
-            return pages
+            try:
+                return self._accounts.take(count)
+            except RuntimeError as error:
+                raise RuntimeError(f"{error}; reset or close another cache, or enlarge the pool") from None
 
     def release(self, pages: Sequence[int]) -> None:
         """Put pages back in this order: the last one is leased first. ValueError if one is not leased."""
         with self._lock:
-            if len(set(pages)) != len(pages) or not self._leased.issuperset(pages):
-                raise ValueError(f"pages {list(pages)} are not all leased, each once, from this pool")
-            self._leased.difference_update(pages)
-            self._free.extend(pages)
+            self._accounts.release(pages)
 
 
 def _dimensions(config: ModelConfig) -> tuple[int, ...]:

@@ -61,7 +61,7 @@ def test_a_lease_is_all_or_nothing() -> None:
 def test_returning_what_is_not_leased_is_an_error_and_changes_nothing(pages: list[int]) -> None:
     stack = pool(block_size=16)
     stack.lease(2)
-    with pytest.raises(ValueError, match="not all leased"):
+    with pytest.raises(ValueError, match="not all in use"):
         stack.release(pages)
     assert (stack.free_block_count, stack.leased_block_count) == (1, 2)
 

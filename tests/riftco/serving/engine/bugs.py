@@ -1,0 +1,147 @@
+"""Bugs for `test_planted_bugs.py`: (class, method, right code, wrong code). The right code occurs once."""
+
+from riftco.serving.engine.engine import Engine
+from riftco.serving.engine.page_pool import PagePool
+from riftco.serving.engine.scheduler import Scheduler
+from riftco.serving.engine.sequence import Sequence
+from riftco.serving.engine.text_assembler import TextAssembler
+
+POOL = (
+    (PagePool, "take", "self.counts[page] = 1", "self.counts[page] += page > 0"),
+    (PagePool, "take", "if self._blank else", "if len(self._blank) > 1 else"),
+    (PagePool, "release", "if not self.counts[page]:", "if self.counts[page] <= 1:"),
+    (PagePool, "release", "self._kept[page] = None", "self._blank.append(page)"),
+    (PagePool, "release", "if page in self._keys:", "if True:"),
+    (PagePool, "publish", "if key not in self._pages:", "if True:"),
+    (PagePool, "share", "self._kept.pop(page, None)", "pass"),
+    (PagePool, "share", "self.counts[page] += 1", "self.counts[page] = 1"),
+    (PagePool, "_evict", "del self._pages[self._keys.pop(page)]", "pass"),
+    (PagePool, "_evict", "del self._pages[self._keys.pop(page)]", "del self._keys[page]"),
+    (PagePool, "free_count", "len(self._blank) + len(self._kept)", "len(self._blank)"),
+    (PagePool, "free_count", "len(self._kept)", "len(self._keys)"),
+)
+
+SEQUENCE = (
+    (Sequence, "__init__", "max(0, len(self.tokens) - capacity)", "0"),
+    (Sequence, "__init__", "len(self.tokens) - capacity", "len(self.tokens) - capacity + 1"),
+    (Sequence, "__init__", "if choice == 0 else _choice_seed(sampling.seed, choice)", ""),
+    (Sequence, "pending", " - self.start", ""),
+    (Sequence, "append", "self.uniform = self._random.random()", "pass"),
+    (Sequence, "page_keys", "range(len(self._keys), count)", "range(len(self._keys), count - 1)"),
+    (Sequence, "page_keys", "self.start + index", "index"),
+    (Sequence, "page_keys", "parent + tokens.tobytes()", "tokens.tobytes()"),
+    (Sequence, "page_keys", "self.request.salt", 'b""'),
+    (Sequence, "page_keys", "begin : begin + page_size", "begin : begin + page_size - 1"),
+    (Sequence, "clear", "self.computed = self.published = 0", "self.published = 0"),
+    (Sequence, "clear", "self.computed = self.published = 0", "self.computed = 0"),
+    (Sequence, "clear", "self.pages = []", "pass"),
+    (Sequence, "slide", "self.clear()", "pass"),
+)
+
+SCHEDULER = (
+    (Scheduler, "add", "sequence.leader = first", "sequence.leader = others[-1]"),
+    (Scheduler, "add", "[first, *others]", "[*others, first]"),
+    (Scheduler, "plan", "if self.preemptions == preemptions:", "if True:"),
+    (Scheduler, "plan", "_admit_waiting(budget, copies)", "_admit_waiting(self.step_tokens, copies)"),
+    (Scheduler, "_advance", "budget - (len(self.running) - len(work) - 1)", "budget"),
+    (Scheduler, "_advance", "- len(work) - 1", "- len(work)"),
+    (Scheduler, "_advance", "if sequence.slid and", "if False and"),
+    (Scheduler, "_advance", "-(-spare // 2)", "spare // 2"),
+    (Scheduler, "_advance", "budget -= count", "budget -= 1"),
+    (Scheduler, "_advance", "sequence.computed + count", "sequence.computed + count - 1"),
+    (Scheduler, "_admit_waiting", "or len(self.running) == self.maximum_running", ""),
+    (Scheduler, "_admit_waiting", "budget -= admitted.count", "pass"),
+    (
+        Scheduler,
+        "_admit_waiting",
+        "is None:\n                    break",
+        "is None:\n                    continue",
+    ),
+    (Scheduler, "_admit_waiting", "s.leader is None or _prompt_is_computed(s.leader)", "True"),
+    (Scheduler, "_admit_waiting", "s.leader is None or ", "s.leader is not None and "),
+    (Scheduler, "commit", "self._release_sources(plan)", "pass"),
+    (Scheduler, "commit", "sequence.computed += work.count", "sequence.computed += 1"),
+    (Scheduler, "commit", " and not sequence.preempted", ""),
+    (Scheduler, "commit", "sequence.cached_tokens = work.begin", "sequence.cached_tokens = work.count"),
+    (Scheduler, "abort", "self._release_sources(plan)", "pass"),
+    (Scheduler, "abort", "self._enqueue(sequence)", "self.waiting.append(sequence)"),
+    (Scheduler, "abort", "self.pool.release(work.new_pages[::-1])", "pass"),
+    (Scheduler, "abort", "del sequence.pages[len(sequence.pages) - len(work.new_pages) :]", "pass"),
+    (Scheduler, "abort", "len(sequence.pages) - len(work.new_pages)", "-len(work.new_pages)"),
+    (Scheduler, "finish", "if sequence.finish is not None:", "if False:"),
+    (Scheduler, "finish", "self._leave(sequence)", "self.running.remove(sequence)"),
+    (Scheduler, "finish", "self.waiting.remove(sequence)", "self.waiting.pop()"),
+    (Scheduler, "finish", "sequence.finish = reason", "sequence.finish = sequence.finish"),
+    (Scheduler, "_pages_for", "-(-tokens // self.page_size)", "tokens // self.page_size + 1"),
+    (Scheduler, "_make_room", "self.running[-1]", "self.running[0]"),
+    (Scheduler, "_make_room", "self._enqueue(youngest)", "self.waiting.append(youngest)"),
+    (Scheduler, "_make_room", "youngest.preempted = True", "pass"),
+    (Scheduler, "_make_room", "return None", "pass"),
+    (Scheduler, "_work", "count == sequence.pending", "True"),
+    (Scheduler, "_work", "count == sequence.pending", "sequence.computed + count == sequence.prompt_tokens"),
+    (
+        Scheduler,
+        "_admit",
+        "if len(shared) * self.page_size == sequence.pending else None",
+        "if False else None",
+    ),
+    (Scheduler, "_admit", "self.pool.release([source])", "pass"),
+    (Scheduler, "_admit", "if source is not None and needed > self.pool.free_count:", "if False:"),
+    (Scheduler, "_admit", "self.pool.release(shared[::-1])", "pass"),
+    (Scheduler, "_admit", "min(sequence.pending - computed, budget)", "sequence.pending - computed"),
+    (Scheduler, "_admit", "copies.append((source, pages[0]))", "copies.append((pages[0], source))"),
+    (Scheduler, "_admit", "copies.append((source, pages[0]))", "self.pool.release([source])"),
+    (Scheduler, "_admit", "else sequence.pending - 1", "else sequence.pending"),
+    (
+        Scheduler,
+        "_shared_pages",
+        "sequence.pending // self.page_size",
+        "-(-sequence.pending // self.page_size)",
+    ),
+    (Scheduler, "_shared_pages", "break", "continue"),
+    (Scheduler, "_publish", "sequence.computed // self.page_size", "-(-sequence.computed // self.page_size)"),
+    (Scheduler, "_publish", "if not self.pool.is_published(sequence.pages[index]):", "if True:"),
+    (Scheduler, "_publish", "sequence.pages[index], key", "sequence.pages[0], key"),
+    (Scheduler, "_accept", "if token_id == self.end_of_text_id:", "if token_id == 1:"),
+    (Scheduler, "_accept", "== request.max_new_tokens", "> request.max_new_tokens"),
+    (Scheduler, "_accept", "size == self.capacity", "size > self.capacity"),
+    (Scheduler, "_accept", "elif size > self.capacity:", "elif size >= self.capacity:"),
+    (Scheduler, "_accept", "-(-self.capacity // 2)", "self.capacity // 2"),
+    (Scheduler, "_accept", "self.pool.release(sequence.pages[::-1])", "pass"),
+    (Scheduler, "_accept", "len(sequence.tokens) - kept", "len(sequence.tokens) - kept + 1"),
+    (
+        Scheduler,
+        "_leave",
+        "self.pool.release(sequence.pages[::-1])",
+        "self.pool.release(sequence.pages[:-1])",
+    ),
+    (Scheduler, "_leave", "sequence.clear()", "sequence.pages = []"),
+    (Scheduler, "_leave", "sequence.running = False", "pass"),
+    (Scheduler, "_insert", "sequences.sort(key=lambda s: s.arrival)", "pass"),
+    (Scheduler, "_release_sources", "self.pool.release([", "(["),
+)
+
+ENGINE = (
+    (Engine, "_tell", 'self._scheduler.finish(sequence, "stop")', "pass"),
+    (Engine, "_tell", "text + choice.assembler.finish()", "text"),
+    (Engine, "_end", "self._scheduler.finish(sequence, reason)", "sequence.finish = reason"),
+    (Engine, "_end_request", "if number == request_id", "if number >= request_id"),
+    (Engine, "_end_late", "c.deadline <= now", "c.deadline < now - 1"),
+    (Engine, "_end_late", "c.deadline <= now", "c.deadline <= now + 1"),
+    (Engine, "_close_choice", "del self._choices[sequence.arrival]", "pass"),
+    (TextAssembler, "_extend", "len(stop), -len(stop)", "len(stop), len(stop)"),
+    (TextAssembler, "_extend", "min(ends)", "max(ends)"),
+    (
+        TextAssembler,
+        "_extend",
+        "max(_overlap(held, stop) for stop in self._stop)",
+        "_overlap(held, self._stop[0])",
+    ),
+    (TextAssembler, "finish", " + self._held", ""),
+)
+
+RARE = (
+    (Sequence, "slide", "start, True, []", "start, True, self._keys"),
+    (Engine, "_step", "self._scheduler.abort(plan)", "pass"),
+)
+"""Bugs that need hundreds of trials to show."""
