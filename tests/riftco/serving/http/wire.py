@@ -2,7 +2,9 @@
 
 import json
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
+from time import monotonic, sleep
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -27,8 +29,12 @@ def connect(url: str) -> socket.socket:
 
 
 def read_answer(stream: Any, *, head_only: bool = False) -> Answer:
-    """The next response of a connection's `makefile("rb")`; EOFError when the server closed it."""
-    line = stream.readline()
+    """The next response of a connection's `makefile("rb")`; EOFError when the server closed it.
+
+    `100 Continue` announces a response and is none.
+    """
+    while (line := stream.readline()).startswith(b"HTTP/1.1 100"):
+        assert stream.readline() == b"\r\n"
     if not line:
         raise EOFError("the server closed the connection")
     headers = {}
@@ -53,3 +59,27 @@ def post(body: bytes | dict[str, Any], path: str = "/v1/generate") -> bytes:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     return f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data
+
+
+def read_stream(stream: Any) -> list[Any]:
+    """The values of a chunked answer of server-sent events, which must end as it should."""
+    assert stream.readline() == b"HTTP/1.1 200 OK\r\n"
+    while stream.readline() != b"\r\n":
+        pass
+    data = b""
+    while size := int(stream.readline(), 16):
+        data += stream.read(size)
+        assert stream.read(2) == b"\r\n"
+    events = [event.removeprefix(b"data: ") for event in data.split(b"\n\n")]
+    assert events[-2:] == [b"[DONE]", b""]
+    return [json.loads(event) for event in events[:-2]]
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 20) -> bool:
+    """Whether a condition comes to hold."""
+    end = monotonic() + seconds
+    while not condition():
+        if monotonic() > end:
+            return False
+        sleep(0.005)
+    return True

@@ -10,8 +10,9 @@ import pytest
 
 from riftco.config import ServingConfig
 from riftco.serving import ModelService, background_server, serve
+from riftco.serving.http.access import Access, ApiKey
+from tests.riftco.serving.http.wire import exchange, post
 from tests.riftco.serving.models import bundle
-from tests.riftco.serving.wire import exchange
 from tests.support import FIXTURES
 
 
@@ -38,6 +39,25 @@ def test_a_signal_ends_the_server_and_nothing_else(kind: signal.Signals) -> None
         signal.signal(kind, previous)
 
 
+def test_several_models_are_served_by_name() -> None:
+    seen: list[Any] = []
+
+    def ask_then_signal(url: str) -> None:
+        for name in ("byte", "bpe"):
+            body = {"prompt": "the ", "max_new_tokens": 1, "model": name}
+            seen.append(exchange(url, post(body)).json["artifact_id"])
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with ThreadPoolExecutor(1) as threads:
+        serve(
+            {"byte": FIXTURES / "byte.rift", "bpe": bundle("bpe")},
+            port=0,
+            config=ServingConfig(backend="cpu"),
+            ready=lambda url: threads.submit(ask_then_signal, url),
+        )
+    assert seen == [bundle("byte").artifact_id, bundle("bpe").artifact_id]
+
+
 def test_a_signal_before_the_server_runs_is_not_lost() -> None:
     serve(
         FIXTURES / "byte.rift",
@@ -60,7 +80,8 @@ def test_ports_are_integers_in_range(port: int, error: type[Exception]) -> None:
 
 @pytest.mark.parametrize(("host", "expected"), [("localhost", 421), ("0.0.0.0", 200)])
 def test_only_a_loopback_bind_checks_the_host_header(host: str, expected: int) -> None:
-    with ModelService(bundle("byte")) as service, background_server(service, host=host) as url:
+    access = Access([ApiKey("somebody", b"")])
+    with ModelService(bundle("byte")) as service, background_server(service, host=host, access=access) as url:
         url = url.replace("0.0.0.0", "127.0.0.1")
         assert exchange(url, b"GET /health HTTP/1.1\r\nHost: evil.example\r\n\r\n").status == expected
         missing = exchange(url, b"GET /health HTTP/1.1\r\n\r\n")

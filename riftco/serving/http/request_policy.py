@@ -2,7 +2,7 @@
 
 Pure functions of a request's head, so that the same checks run for requests the parser accepts and, read
 leniently, for those it refuses. Order: Host (421), path and method (404, 405), Content-Type (415),
-Content-Length (400).
+Content-Length (400). Keys are checked after these (`access.py`), bodies last.
 """
 
 import re
@@ -21,11 +21,26 @@ _LARGEST_PORT = 65_535
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """An answer other than 200: status, what to tell the client, and for 405 the methods that would do."""
+    """An answer other than 200: status, what to tell the client, and what it might do about it.
+
+    `allow`: for 405, the methods that would do. `retry_after`: seconds after which the same request may
+    succeed; without it, it never will. `code` and `param` name the case and the field to OpenAI clients.
+    """
 
     status: HTTPStatus
     detail: str
     allow: str | None = None
+    retry_after: int | None = None
+    code: str | None = None
+    param: str | None = None
+
+
+class RefusedError(Exception):
+    """Raised by whatever finds out that a request cannot be served."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.detail)
+        self.refusal = refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +82,7 @@ class RequestHead:
 
 @dataclass(frozen=True, slots=True)
 class RequestPolicy:
-    """What one server accepts. `routes` maps a path to its method."""
+    """What one server accepts. `routes` maps a path to its method; one ending in / means all below it."""
 
     routes: Mapping[str, str]
     requires_loopback_host: bool
@@ -86,7 +101,8 @@ class RequestPolicy:
         return Refusal(HTTPStatus.MISDIRECTED_REQUEST, "loopback server requires a loopback Host header")
 
     def _route(self, head: RequestHead) -> Refusal | None:
-        allowed = self.routes.get(head.path)
+        folder = head.path[: head.path.rfind("/") + 1]
+        allowed = self.routes.get(head.path) or (self.routes.get(folder) if folder != "/" else None)
         if allowed == head.method:
             return None
         if allowed is None or head.method in ("GET", "POST"):

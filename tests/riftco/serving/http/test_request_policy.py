@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from riftco.serving.request_policy import RequestHead, RequestPolicy, is_loopback, names_loopback
+from riftco.serving.http.request_policy import RequestHead, RequestPolicy, is_loopback, names_loopback
 
 ROUTES = {"/": "GET", "/health": "GET", "/v1/generate": "POST"}
 LOCAL = RequestPolicy(ROUTES, requires_loopback_host=True, maximum_request_bytes=600)
