@@ -13,8 +13,8 @@ from rich.markdown import Markdown
 from rich.table import Table
 
 from artifacts import Ref, Store, write_atomic
-from riftco.cli import Assignments, ConfigFile, app
-from riftco.commands import user_errors
+from riftco.cli import app
+from riftco.commands import Assignments, ConfigFile, user_errors
 from riftco.config import FinetuneFlowConfig, PipelineConfig, PretrainFlowConfig
 from riftco.errors import InputError
 from riftco.settings import load_config

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from artifacts import ModelBundle, Store, Workspace, step_key
-from riftco.commands import open_bundle, user_errors
+from riftco.bench_cli import bench_serve
+from riftco.commands import Assignments, ConfigFile, Model, open_bundle, user_errors
 from riftco.config import OPERATION, PostTrainingConfig, PretrainingConfig, ServingConfig
 from riftco.data import read_text
 from riftco.errors import InputError
@@ -23,6 +24,7 @@ from riftco.exclusive import exclusive
 from riftco.lineage_cli import diff, lineage, why
 from riftco.log import LOGGER, log_to_terminal
 from riftco.progress import show_progress
+from riftco.serve_cli import generate, key, serve
 from riftco.settings import load_config, settings_help
 from riftco.store_cli import show_stored, store_app, verify_names
 
@@ -37,21 +39,8 @@ app = typer.Typer(
 )
 
 app.add_typer(store_app, name="store")
-for command in (lineage, why, diff):
-    app.command()(command)
 
-ConfigFile = Annotated[
-    Path | None, typer.Option("--config", "-c", help="A YAML file of settings.", metavar="FILE")
-]
-Assignments = Annotated[
-    list[str] | None,
-    typer.Option("--set", "-s", help="One setting, as a.b=value; may be repeated.", metavar="NAME=VALUE"),
-]
 Output = Annotated[Path, typer.Option("--output", "-o", help="Bundle to write.", metavar="FILE.rift")]
-Model = Annotated[
-    str,
-    typer.Argument(help="A .rift file, a name such as demo/pretrain, or an artifact id.", metavar="MODEL"),
-]
 
 
 @app.command(epilog=settings_help(PretrainingConfig))
@@ -106,66 +95,10 @@ def tune(
             _saved(result.bundle, output, result.metrics[-1].loss)
 
 
-@app.command()
-def generate(
-    model: Model,
-    prompt: Annotated[str, typer.Argument(help="Text to continue.")],
-    max_new_tokens: Annotated[int, typer.Option(min=0, help="How many tokens to add.")] = 64,
-    temperature: Annotated[float, typer.Option(min=0, help="0 always takes the likeliest token.")] = 0.0,
-    top_k: Annotated[int | None, typer.Option(min=1, help="Draw among the k likeliest only.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Same seed, same text.")] = 0,
-    chat: Annotated[bool, typer.Option("--chat", help="Ask in the chat template of post-training.")] = False,
-) -> None:
-    """Continue a prompt, or answer it with --chat.
-
-    Example: `riftco generate demo/post-train --chat "Mara was in the barn. Where is Mara now?"`
-    """
-    with user_errors():
-        bundle = open_bundle(model)
-        from riftco.data import PlainChatFormatter
-        from riftco.serving import ModelService
-
-        text = PlainChatFormatter().format_prompt(prompt) if chat else prompt
-        settings = ServingConfig(maximum_new_tokens=max(1, max_new_tokens))
-        with ModelService(bundle, settings) as service:
-            try:
-                result = service.generate(
-                    text, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, seed=seed
-                )
-            except ValueError as error:
-                raise InputError(str(error)) from None
-        typer.echo(result.raw_bytes[len(text.encode()) if chat else 0 :].decode(errors="replace"))
-
-
-@app.command(epilog=settings_help(ServingConfig))
-def serve(
-    model: Model,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free port.")] = 8000,
-    allow_remote: Annotated[
-        bool, typer.Option("--allow-remote", help="Needed for any address but this machine's own.")
-    ] = False,
-    config: ConfigFile = None,
-    assignments: Assignments = None,
-) -> None:
-    """Serve a model over HTTP, with a chat page at `/`, until Ctrl-C.
-
-    There is no authentication: listen beyond this machine only in a network you trust.
-    """
-    with user_errors():
-        settings = load_config(ServingConfig(), config, assignments or ())
-        if host not in ("127.0.0.1", "localhost") and not allow_remote:
-            raise InputError(f"--host {host} is open to others; add --allow-remote if that is meant")
-        bundle = open_bundle(model)
-        from riftco.serving import serve as serve_bundle
-
-        serve_bundle(
-            bundle,
-            host=host,
-            port=port,
-            config=settings,
-            ready=lambda url: typer.echo(f"Serving {bundle.artifact_id[:10]} at {url}  (Ctrl-C stops)"),
-        )
+app.command()(generate)
+app.command(epilog=settings_help(ServingConfig))(serve)
+app.command()(key)
+app.command()(bench_serve)
 
 
 @app.command()
@@ -199,6 +132,10 @@ def verify(
     """Check bundles and stored results against their ids and hashes; exit code 2 if anything is wrong."""
     with user_errors():
         verify_names(names, files=True)
+
+
+for command in (lineage, why, diff):
+    app.command()(command)
 
 
 @contextmanager

@@ -17,6 +17,17 @@ from riftco.progress import show_progress
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Only say what would be done.")]
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", "-c", help="A YAML file of settings.", metavar="FILE")
+]
+Assignments = Annotated[
+    list[str] | None,
+    typer.Option("--set", "-s", help="One setting, as a.b=value; may be repeated.", metavar="NAME=VALUE"),
+]
+Model = Annotated[
+    str,
+    typer.Argument(help="A .rift file, a name such as demo/pretrain, or an artifact id.", metavar="MODEL"),
+]
 
 
 def print_json(value: Any) -> None:

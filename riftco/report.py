@@ -106,7 +106,7 @@ def _ranks(findings: RunFindings) -> str:
 def _serving(findings: RunFindings) -> str:
     exchange = findings.serving["exchanges"][0]
     answer = exchange["answer"].split("\n")[0]
-    return f"## Served\n\n```text\n{exchange['prompt']}{answer}\n```\n"
+    return f"## Served\n\n```text\n> {exchange['prompt']}\n{answer}\n```\n"
 
 
 def _bundles(findings: RunFindings) -> str:

@@ -11,7 +11,7 @@ from tasks.prepare import put_json, read_json, read_records
 from tasks.step import step
 
 
-@step(version=1, ignore=("config.questions",))
+@step(version=2, ignore=("config.questions",))
 def sample_stories(work: Work, bundle: Ref, corpus_facts: Ref, config: EvaluationConfig) -> Results:
     """Stories the model tells; of the micro-world, with the share that contradicts nothing it said."""
     from riftco.experiments.samples import sample_lines
@@ -27,7 +27,7 @@ def sample_stories(work: Work, bundle: Ref, corpus_facts: Ref, config: Evaluatio
     return {"samples": put_json(work.store, "samples", samples)}
 
 
-@step(version=1, ignore=("config.stories",))
+@step(version=2, ignore=("config.stories",))
 def answer_questions(work: Work, bundle: Ref, test: Ref, config: EvaluationConfig) -> Results:
     """The model's answers to a sample of the test split, and the share that is right."""
     from riftco.experiments.samples import answer_prompts

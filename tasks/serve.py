@@ -1,8 +1,9 @@
-"""The proof that a bundle can be served: the real HTTP server, asked as a client would ask it."""
+"""The proof that a bundle can be served: the real HTTP server, asked through OpenAI's client."""
 
-import json
-import urllib.request
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TYPE_CHECKING
 
 from artifacts import Ref
 from riftco.config import ServingConfig
@@ -10,42 +11,84 @@ from tasks.call import Results, Work
 from tasks.prepare import put_json, read_records
 from tasks.step import step
 
+if TYPE_CHECKING:
+    import openai
+
+    from riftco.serving import ModelService
+
 PROMPTS_ASKED = 3
 NEW_TOKENS = 16
 
 
-@step(version=1)
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A streamed answer and how long its first piece and all of it took."""
+
+    text: str
+    first_seconds: float
+    seconds: float
+
+
+@step(version=2)
 def check_serving(work: Work, bundle: Ref, test: Ref, config: ServingConfig) -> Results:
-    """Answers of the real HTTP server on a free port, which must be the model's own, twice the same.
+    """Answers of the real HTTP server on a free port to prompts of the test split, and their latencies.
 
-    RuntimeError names the request whose answer differs.
+    Each prompt is asked alone, once more alone, and with all the others at the same time: RuntimeError names
+    one whose answers differ.
     """
-    from riftco.data import PlainChatFormatter
-    from riftco.serving import ModelService
-    from riftco.serving.server import background_server
+    import openai
 
-    records = read_records(work.store, test)[:PROMPTS_ASKED]
-    prompts = [PlainChatFormatter().format_prompt(record["prompt"]) for record in records]
-    exchanges = []
-    count = min(NEW_TOKENS, config.maximum_new_tokens)
+    from riftco.serving import ModelService, background_server
+
+    prompts = [record["prompt"] for record in read_records(work.store, test)[:PROMPTS_ASKED]]
     with ModelService(work.store.load_bundle(bundle), config) as service, background_server(service) as url:
-        health = _request(f"{url}/health")
-        for prompt in prompts:
-            body = {"prompt": prompt, "max_new_tokens": count}
-            answers = [_request(f"{url}/v1/generate", body) for _ in range(2)]
-            expected = list(service.generate(prompt, max_new_tokens=count).generated_token_ids)
-            for answer in answers:
-                if answer["generated_token_ids"] != expected:
-                    raise RuntimeError(f"the server's answer to {prompt!r} is not the model's own")
-            exchanges.append({"prompt": prompt, "answer": answers[0]["generated_text"]})
-            work.progress(len(exchanges), len(prompts))
-    work.log.info("serving: %d requests answered as the model itself answers", 2 * len(exchanges) + 1)
-    return {"exchanges": put_json(work.store, "exchanges", {"health": health, "exchanges": exchanges})}
+        prompts = [_fitting(service, prompt) for prompt in prompts]
+        # loopback never goes by a proxy
+        http_client = openai.DefaultHttpxClient(trust_env=False)
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="none", http_client=http_client) as client:
+            alone = [_ask(client, prompt) for prompt in prompts]
+            again = [_ask(client, prompt) for prompt in prompts]
+            with ThreadPoolExecutor(len(prompts)) as pool:
+                together = list(pool.map(lambda prompt: _ask(client, prompt), prompts))
+        health = service.health()
+    for prompt, *answers in zip(prompts, alone, again, together, strict=True):
+        if len({answer.text for answer in answers}) > 1:
+            raise RuntimeError(f"the server's answers to {prompt!r} differ: {[a.text for a in answers]}")
+    work.log.info("serving: %d requests answered alike, alone and together", 3 * len(prompts))
+    exchanges = [{"prompt": p, "answer": answer.text} for p, answer in zip(prompts, alone, strict=True)]
+    latency = {
+        rounds: [{"first_token_seconds": a.first_seconds, "seconds": a.seconds} for a in answers]
+        for rounds, answers in (("alone", alone), ("again", again), ("together", together))
+    }
+    return {
+        "exchanges": put_json(work.store, "exchanges", {"health": health, "exchanges": exchanges}),
+        "latency": put_json(work.store, "latency", latency),
+    }
 
 
-def _request(url: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # loopback never goes by a proxy
-    with opener.open(request, timeout=60) as response:
-        return json.load(response)
+def _ask(client: "openai.OpenAI", prompt: str) -> Answer:
+    begin = perf_counter()
+    stream = client.chat.completions.create(
+        model="riftco",
+        messages=[{"role": "user", "content": prompt}],
+        max_tokens=NEW_TOKENS,
+        temperature=0,
+        stream=True,
+    )
+    text, first = "", 0.0
+    for chunk in stream:
+        first = first or perf_counter() - begin
+        text += chunk.choices[0].delta.content or ""
+    return Answer(text, first, perf_counter() - begin)
+
+
+def _fitting(service: "ModelService", prompt: str) -> str:
+    """The prompt, or the beginning of it that leaves half of the context for the answer."""
+    from riftco.chat_template import ChatMessage
+
+    def size(text: str) -> int:
+        return len(service.prompt_ids(service.template.render([ChatMessage("user", text)])))
+
+    while 2 * size(prompt) > service.maximum_context and len(prompt) > 1:
+        prompt = prompt[: len(prompt) // 2]
+    return prompt

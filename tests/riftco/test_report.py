@@ -40,7 +40,7 @@ def _findings(**changes: Any) -> RunFindings:
                 {"rank": 8, "alpha": 16.0, "validation_loss": 1.0},
             ],
         },
-        "serving": {"exchanges": [{"prompt": "### User:\nWho?\n### Assistant:\n", "answer": "Mara.\nmore"}]},
+        "serving": {"exchanges": [{"prompt": "Who?", "answer": "Mara.\nmore"}]},
         "bundles": {"pretrained": "ab" * 32},
     }
     return RunFindings(**findings | changes)

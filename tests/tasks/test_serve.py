@@ -1,40 +1,51 @@
-"""The serving check asks the real server, and fails when it answers something else than the model."""
+"""The serving check asks the real server, and fails when an answer depends on more than its request."""
+
+from itertools import count
 
 import pytest
 
-from artifacts import ModelBundle
+from riftco.chat_template import PLAIN, ChatMessage
 from riftco.config import ServingConfig
 from riftco.serving import ModelService
+from riftco.serving.engine import ModelRunner
+from riftco.serving.engine.request import Drawn
 from tasks.call import Work
 from tasks.prepare import read_json
-from tasks.serve import check_serving
-from tests.support import FIXTURES
+from tasks.serve import NEW_TOKENS, check_serving
+from tests.riftco.serving.http.support import any_text_bundle
 
-RECORDS = b'{"prompt": "Who counts?", "response": "The miller."}\n' * 3
+RECORDS = b'{"prompt": "hi", "response": "The miller."}\n' * 2 + b'{"prompt": "%s", "response": "No."}\n'
 
 
-def test_it_records_what_the_server_answers(work: Work) -> None:
-    loaded = ModelBundle.load(FIXTURES / "bpe.rift")
-    bundle, test = work.store.put_bundle(loaded), work.store.put_bytes("instructions", RECORDS)
-    served = read_json(work.store, check_serving.body(work, bundle, test, ServingConfig())["exchanges"])
+def test_it_records_what_the_server_answers_and_how_soon(work: Work) -> None:
+    loaded = any_text_bundle(context=200)
+    test = work.store.put_bytes("instructions", RECORDS % (b"long " * 200))
+    results = check_serving.body(work, work.store.put_bundle(loaded), test, ServingConfig(backend="cpu"))
+    served = read_json(work.store, results["exchanges"])
     assert served["health"]["artifact_id"] == loaded.artifact_id
+    prompt = PLAIN.render([ChatMessage("user", "hi")])
     with ModelService(loaded) as service:
-        prompt = served["exchanges"][0]["prompt"]
-        expected = service.generate(prompt, max_new_tokens=16).raw_bytes[len(prompt.encode()) :]
-    assert served["exchanges"][0]["answer"] == expected.decode(errors="replace")
+        expected = service.generate(prompt, max_new_tokens=NEW_TOKENS).raw_bytes[len(prompt.encode()) :]
+    first, second, long = served["exchanges"]
+    assert first == second == {"prompt": "hi", "answer": expected.decode(errors="replace")}
+    assert ("long " * 200).startswith(long["prompt"])
+    assert 50 < len(long["prompt"]) < 100  # cut, so that half of the context is left
+    latency = read_json(work.store, results["latency"])
+    assert [len(latency[name]) for name in ("alone", "again", "together")] == [3, 3, 3]
+    assert all(0 < a["first_token_seconds"] <= a["seconds"] for a in latency["together"])
 
 
 def test_an_answer_that_depends_on_more_than_the_request_is_an_error(
     work: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bundle = work.store.put_bundle(ModelBundle.load(FIXTURES / "bpe.rift"))
-    test = work.store.put_bytes("instructions", RECORDS)
-    generate, calls = ModelService.generate, []
+    test = work.store.put_bytes("instructions", RECORDS[: RECORDS.index(b"\n") + 1])
+    run, calls = ModelRunner.run, count()
 
-    def unsteady(self: ModelService, prompt: str, **options: int) -> object:
-        calls.append(prompt)
-        return generate(self, prompt + "x" * (len(calls) % 2), **options)
+    def unsteady(self: ModelRunner, plan: object) -> list[Drawn]:
+        return [Drawn((one.token_id + next(calls)) % 256) for one in run(self, plan)]  # type: ignore[arg-type]
 
-    monkeypatch.setattr(ModelService, "generate", unsteady)
-    with pytest.raises(RuntimeError, match="not the model's own"):
-        check_serving.body(work, bundle, test, ServingConfig())
+    monkeypatch.setattr(ModelRunner, "run", unsteady)
+    with pytest.raises(RuntimeError, match="answers to 'hi' differ"):
+        check_serving.body(
+            work, work.store.put_bundle(any_text_bundle(context=200)), test, ServingConfig(backend="cpu")
+        )

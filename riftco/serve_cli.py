@@ -1,0 +1,143 @@
+"""The commands of `riftco` that run a model: `generate`, `serve`, and `key` for whoever may ask a server."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from artifacts import ModelBundle
+from riftco.commands import Assignments, ConfigFile, Model, open_bundle, user_errors
+from riftco.config import ServingConfig
+from riftco.errors import InputError
+from riftco.settings import load_config
+
+_GIBIBYTE = 1 << 30
+Weights = Literal["float32", "bfloat16", "nf4"]
+
+
+def generate(
+    model: Model,
+    prompt: Annotated[str, typer.Argument(help="Text to continue.")],
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="How many tokens to add at most.")] = 64,
+    temperature: Annotated[float, typer.Option(min=0, help="0 always takes the likeliest token.")] = 0.0,
+    top_k: Annotated[int | None, typer.Option(min=1, help="Draw among the k likeliest only.")] = None,
+    top_p: Annotated[float, typer.Option(help="Draw among the likeliest that reach this share.")] = 1.0,
+    seed: Annotated[int, typer.Option(min=0, help="Same seed, same text.")] = 0,
+    stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be repeated.")] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Ask in the chat template of post-training.")] = False,
+) -> None:
+    """Continue a prompt, or answer it with --chat, as the text is made.
+
+    Example: `riftco generate demo/post-train --chat "Mara was in the barn. Where is Mara now?"`
+    """
+    with user_errors():
+        bundle = open_bundle(model)
+        from riftco.chat_template import ChatMessage
+        from riftco.serving import ModelService
+        from riftco.serving.engine import GenerationRequest, SamplingParams
+        from riftco.serving.engine import generate as events
+
+        with ModelService(bundle, ServingConfig(maximum_running=1)) as service:
+            template = service.template
+            text = template.render([ChatMessage("user", prompt)]) if chat else prompt
+            try:
+                request = GenerationRequest(
+                    service.prompt_ids(text),
+                    max_new_tokens,
+                    SamplingParams(temperature, top_k, top_p, seed=seed),
+                    stop=(*(stop or ()), *(template.stop if chat else ())),
+                )
+                before = "" if chat else prompt
+                for event in events(service.engine, request):
+                    if event.error is not None:
+                        raise InputError(event.error)
+                    typer.echo(before + event.text, nl=False)
+                    before = ""
+            except ValueError as error:
+                raise InputError(str(error)) from None
+        typer.echo()
+
+
+def serve(
+    models: Annotated[
+        list[str],
+        typer.Argument(
+            help="A .rift file, a name such as demo/post-train, or an artifact id; NAME=MODEL names it for "
+            "clients. The first is the default.",
+            metavar="MODEL...",
+        ),
+    ],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free port.")] = 8000,
+    weights: Annotated[
+        Weights | None, typer.Option(help="What linear weights are held as: nf4 takes a seventh.")
+    ] = None,
+    keys: Annotated[
+        Path | None, typer.Option(help="File of API keys, made by `riftco key`.", metavar="FILE")
+    ] = None,
+    memory: Annotated[
+        float | None,
+        typer.Option(help="What models may take together; the least recently used make room.", metavar="GIB"),
+    ] = None,
+    config: ConfigFile = None,
+    assignments: Assignments = None,
+) -> None:
+    """Serve models over HTTP until Ctrl-C: a chat page at `/`, and OpenAI's API under `/v1`.
+
+    Beyond this machine (`--host 0.0.0.0`) only with API keys.
+
+    Examples: `riftco serve demo/post-train`, `riftco serve small=a.rift large=b.rift --weights nf4`
+    """
+    with user_errors():
+        if weights is not None:
+            assignments = [*(assignments or ()), f"weights={weights}"]
+        settings = load_config(ServingConfig(), config, assignments or ())
+        bundles = dict(map(_named_bundle, models))
+        if len(bundles) < len(models):
+            raise InputError("two models have the same name; name them NAME=MODEL")
+        from riftco.serving import serve as serve_bundles
+        from riftco.serving.http.access import Access
+
+        def ready(url: str) -> None:
+            names = ", ".join(f"{name} ({bundle.artifact_id[:10]})" for name, bundle in bundles.items())
+            typer.echo(f"Serving {names} at {url}  (Ctrl-C stops)")
+
+        serve_bundles(
+            bundles,
+            host=host,
+            port=port,
+            config=settings,
+            ready=ready,
+            access=None if keys is None else Access.from_file(keys),
+            memory_bytes=None if memory is None else int(memory * _GIBIBYTE),
+        )
+
+
+def key(
+    name: Annotated[str, typer.Argument(help="Whose key it is: letters, digits, `.`, `_` and `-`.")],
+    file: Annotated[Path, typer.Option(help="Key file to add it to; created if absent.", metavar="FILE")],
+    concurrent: Annotated[int | None, typer.Option(min=1, help="Requests at one time.")] = None,
+    per_minute: Annotated[int | None, typer.Option(min=1, help="Requests a minute.")] = None,
+) -> None:
+    """Make an API key for `riftco serve --keys FILE` and print it, once: the file keeps only its hash.
+
+    Example: `riftco key alice --file keys.txt --concurrent 4 --per-minute 60`
+    """
+    with user_errors():
+        from riftco.serving.http.access import Access, new_key
+
+        if file.exists() and name in {known.name for known in Access.from_file(file).keys}:
+            raise InputError(f"{file}: {name} has a key already; remove that line to replace it")
+        secret, line = new_key(name)
+        limits = {"concurrent": concurrent, "per_minute": per_minute}
+        line += "".join(f" {limit}={value}" for limit, value in limits.items() if value is not None)
+        with file.open("a", encoding="utf-8") as output:
+            output.write(f"{line}\n")
+        typer.echo(secret)
+
+
+def _named_bundle(text: str) -> tuple[str, ModelBundle]:
+    name, equals, model = text.partition("=")
+    if equals and not Path(text).is_file():
+        return name, open_bundle(model)
+    return (Path(text).stem if text.endswith(".rift") else text), open_bundle(text)

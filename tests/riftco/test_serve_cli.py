@@ -1,0 +1,91 @@
+"""The commands that run a model: streamed text, keys, and a real server process of two models."""
+
+import json
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from riftco.chat_template import PLAIN, ChatMessage
+from riftco.cli import app
+from riftco.serving import ModelService
+from riftco.serving.http.access import Access
+from tests.riftco.serving.http.support import any_text_bundle
+from tests.support import FIXTURES
+
+BYTE, BPE = FIXTURES / "byte.rift", FIXTURES / "bpe.rift"
+
+
+def riftco(*words: object) -> tuple[int, str]:
+    """Exit code and output of a command."""
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    return result.exit_code, result.output
+
+
+def test_chat_gives_the_answer_alone_and_ends_it_before_the_next_turn(tmp_path: Path) -> None:
+    bundle = any_text_bundle()
+    path = bundle.save(tmp_path / "any.rift")
+    prompt = PLAIN.render([ChatMessage("user", "hi")])
+    with ModelService(bundle) as service:
+        whole = service.generate(prompt, max_new_tokens=8).raw_bytes[len(prompt.encode()) :]
+    text = whole.decode(errors="replace")
+    assert riftco("generate", path, "hi", "--chat", "--max-new-tokens", 8) == (0, f"{text}\n")
+    cut = text[3:5]
+    expected = f"{text[: text.index(cut)]}\n"
+    assert riftco("generate", path, "hi", "--chat", "--max-new-tokens", 8, "--stop", cut) == (0, expected)
+
+
+def test_a_setting_that_cannot_be_is_one_line(tmp_path: Path) -> None:
+    code, output = riftco("generate", BYTE, "the ", "--temperature", 1, "--top-k", 30)
+    assert (code, output) == (2, "riftco: top_k must not exceed the vocabulary of 29\n")
+    assert riftco("generate", BYTE, "the ", "--top-p", 0)[0] == 2
+
+
+def test_a_key_is_shown_once_and_stored_as_a_hash(tmp_path: Path) -> None:
+    file = tmp_path / "keys.txt"
+    code, secret = riftco("key", "alice", "--file", file, "--per-minute", 60)
+    assert code == 0
+    assert riftco("key", "bob", "--file", file)[0] == 0
+    assert secret.strip() not in file.read_text()
+    assert [(k.name, k.per_minute) for k in Access.from_file(file).keys] == [("alice", 60), ("bob", None)]
+    code, output = riftco("key", "alice", "--file", file)
+    assert (code, "alice has a key already" in output) == (2, True)
+    assert riftco("key", "no spaces", "--file", file)[0] == 2
+
+
+def test_a_server_of_two_models_answers_for_a_key_and_ends_in_peace(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.txt"
+    secret = riftco("key", "alice", "--file", keys)[1].strip()
+    command = [
+        sys.executable,
+        "-c",
+        "from flows.cli import main; main()",
+        "serve",
+        f"one={BYTE}",
+        BPE,
+        "--port",
+        "0",
+    ]
+    command += ["--keys", keys, "--weights", "nf4", "-s", "maximum_running=4"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            announced = server.stdout.readline()
+            assert announced.startswith("Serving one (0f0c01e384), bpe (9de888b38e) at http://127.0.0.1:")
+            url = announced.split(" at ")[1].split()[0]
+            assert _get(f"{url}/health")["weights"] == "nf4"
+            models = _get(f"{url}/v1/models", secret)["data"]
+            assert [model["id"] for model in models] == ["one", "bpe"]
+        finally:
+            server.send_signal(signal.SIGTERM)
+        assert server.wait(30) == 0
+
+
+def _get(url: str, secret: str = "") -> dict:
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {secret}"})
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(request, timeout=30) as response:
+        return json.load(response)
