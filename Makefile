@@ -29,7 +29,7 @@ lint: $(READY) ## ruff, mypy and the layering of the packages
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
 
-bench: $(READY) ## The quick benchmarks (benchmarks/training.py takes longer), as ratios against peers measured in the same run
+bench: $(READY) ## The quick benchmarks (benchmarks/training.py and serving.py take longer), as ratios against peers measured in the same run
 	@set -e; for subject in tokenizer storage kernels; do echo "== $$subject"; $(BIN)/python benchmarks/$$subject.py; done
 
 docs: $(READY) ## Check that the documentation's links lead somewhere

@@ -302,6 +302,7 @@ _DEMO_PRETRAINING = PretrainingConfig(
     batch_size=32,
     evaluation_interval=90,
     vocabulary_size=608,
+    end_of_text=True,  # so that an answer ends where it ends
     model_width=128,
     head_count=8,
     block_count=4,

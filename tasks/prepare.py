@@ -110,6 +110,7 @@ def fit_tokenizer(
             "vocabulary_size": vocabulary_size,
             "minimum_pair_frequency": minimum_pair_frequency,
             "end_of_text": end_of_text,
+            "sampling_strategy": "document_rows",  # any that has documents to end
         }
     )
     text = work.store.read_bytes(corpus).decode()

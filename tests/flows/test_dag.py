@@ -178,7 +178,8 @@ def test_your_own_text_and_instructions(tmp_path: Path) -> None:
 def test_bad_text_is_an_input_error(tmp_path: Path, content: bytes, message: str | None) -> None:
     path = tmp_path / "text.txt"
     path.write_bytes(content)
-    config = tiny_pipeline(f"corpus.path={path}", "pretraining.sampling_strategy=random_window")
+    windows = ("pretraining.sampling_strategy=random_window", "pretraining.end_of_text=false")
+    config = tiny_pipeline(f"corpus.path={path}", *windows)
     with pytest.raises(InputError, match=message):
         _run(Store.open(tmp_path / "store", durability="none"), config)
 
