@@ -5,6 +5,7 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlsplit
 
 import typer
 
@@ -81,9 +82,18 @@ def bench_serve(
 
         riftco bench-serve model.rift -c 1,8,32 --temperature 0.8 --verify
     """
-    with user_errors(), ExitStack() as stack:
+    with user_errors(resumes=False), ExitStack() as stack:
         levels_of_load = _levels(concurrency)
+        if max(levels_of_load) > requests:
+            most = max(levels_of_load)
+            raise InputError(f"--requests {requests} cannot keep {most} in flight; give at least {most}")
+        if verify and len(levels_of_load) < 2:
+            raise InputError("--verify compares levels; give --concurrency at least two, such as 1,8")
+        if png is not None and not png.absolute().parent.is_dir():
+            raise InputError(f"{png}: its folder does not exist")
         is_url = target.startswith(("http://", "https://"))
+        if is_url:
+            urlsplit(target).port  # noqa: B018 # ValueError for one that cannot be
         if is_url and assignments:
             raise InputError("--set is for a server that this command starts; a running one has its settings")
         from riftco.bench_serve.load import Load
@@ -98,11 +108,11 @@ def bench_serve(
         if not summaries:
             typer.echo("riftco: interrupted before anything was answered", err=True)
             raise typer.Exit(130)
+        _print(summaries, load, target, as_json)
         if png is not None:
             from riftco.bench_serve.figure import figure
 
             png.write_bytes(figure(summaries, f"{target}: {_described(load)}"))
-        _print(summaries, load, target, as_json)
         if interrupted:
             typer.echo("riftco: interrupted; these are the requests answered until then", err=True)
             raise typer.Exit(130)

@@ -1,6 +1,8 @@
 """What the commands of `riftco` share: options, how errors end, how a model is named, how work is shown."""
 
 import json
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,22 +38,28 @@ def print_json(value: Any) -> None:
 
 
 @contextmanager
-def user_errors() -> Iterator[None]:
+def user_errors(*, resumes: bool = True) -> Iterator[None]:
     """What the user can mend ends in one line on standard error and exit code 2, Ctrl-C in code 130.
 
-    ValueError and OSError are for users here, as everywhere in the project; programmers' errors are others.
+    `resumes`: whether the same command would go on from where it was. A reader that has enough of our output,
+    as `head` has, is no error. ValueError and OSError are for users here, as everywhere in the project;
+    programmers' errors are others.
     """
     try:
         yield
     except (ValueError, BackendUnavailableError, RankError, TrainingStopped) as error:
         typer.echo(f"riftco: {error}", err=True)
         raise typer.Exit(2) from None
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the flush at exit fails once more
+        raise typer.Exit(0) from None
     except OSError as error:
         what = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
         typer.echo(f"riftco: {what}", err=True)
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
-        typer.echo("riftco: interrupted; the same command goes on from what is finished", err=True)
+        hint = "; the same command goes on from what is finished" if resumes else ""
+        typer.echo(f"\nriftco: interrupted{hint}", err=True)
         raise typer.Exit(130) from None
 
 

@@ -234,7 +234,8 @@ class ServingConfig(Config):
 
     # extension
     mode: Literal["deterministic", "fast"] = "deterministic"
-    """`deterministic`: the same bits of every answer under any load. `fast` drops what that may cost."""
+    """`deterministic`: the same bits of every answer under any load. `fast` drops what that may cost, which
+    with the native kernels is nothing."""
     weights: Literal["float32", "bfloat16", "nf4"] = "float32"
     """What linear weights are stored as while served: rounded to bfloat16, or quantized to 4 bits."""
     maximum_running: PositiveInt = 32
@@ -247,8 +248,8 @@ class ServingConfig(Config):
     """Pages of keys and values; 0 for `maximum_running` full contexts. With fewer, sequences take turns."""
     prefix_cache: bool = True
     """Reuse the pages of beginnings that prompts have in common."""
-    threads: PositiveInt | None = None
-    """Threads of a step; all cores by default."""
+    threads: Annotated[int, Field(strict=True, ge=1, le=1024)] | None = None
+    """Threads of a step in the native kernels; all cores by default."""
     request_seconds: PositiveFloat | None = None
     """Deadline of every request."""
     stall_seconds: Annotated[float, Field(strict=True, ge=1, allow_inf_nan=False)] = 3.0

@@ -1,5 +1,6 @@
 """The commands of `riftco` that run a model: `generate`, `serve`, and `key` for whoever may ask a server."""
 
+import math
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -30,7 +31,9 @@ def generate(
 
     Example: `riftco generate demo/post-train --chat "Mara was in the barn. Where is Mara now?"`
     """
-    with user_errors():
+    with user_errors(resumes=False):
+        if not temperature and (top_k is not None or top_p != 1):
+            raise InputError("--top-k and --top-p need a --temperature above 0")
         bundle = open_bundle(model)
         from riftco.chat_template import ChatMessage
         from riftco.serving import ModelService
@@ -38,23 +41,17 @@ def generate(
         from riftco.serving.engine import generate as events
 
         with ModelService(bundle, ServingConfig(maximum_running=1)) as service:
-            template = service.template
-            text = template.render([ChatMessage("user", prompt)]) if chat else prompt
-            try:
-                request = GenerationRequest(
-                    service.prompt_ids(text),
-                    max_new_tokens,
-                    SamplingParams(temperature, top_k, top_p, seed=seed),
-                    stop=(*(stop or ()), *(template.stop if chat else ())),
-                )
-                before = "" if chat else prompt
-                for event in events(service.engine, request):
-                    if event.error is not None:
-                        raise InputError(event.error)
-                    typer.echo(before + event.text, nl=False)
-                    before = ""
-            except ValueError as error:
-                raise InputError(str(error)) from None
+            text, stops, before = prompt, tuple(stop or ()), prompt
+            if chat:
+                text, before = service.template.render([ChatMessage("user", prompt)]), ""
+                stops += service.template.stop
+            sampling = SamplingParams(temperature, top_k, top_p, seed=seed)
+            request = GenerationRequest(service.prompt_ids(text), max_new_tokens, sampling, stop=stops)
+            for event in events(service.engine, request):
+                if event.error is not None:
+                    raise RuntimeError(event.error)
+                typer.echo(before + event.text, nl=False)
+                before = ""
         typer.echo()
 
 
@@ -77,7 +74,9 @@ def serve(
     ] = None,
     memory: Annotated[
         float | None,
-        typer.Option(help="What models may take together; the least recently used make room.", metavar="GIB"),
+        typer.Option(
+            min=0.001, help="What models may take together; the least recently used make room.", metavar="GIB"
+        ),
     ] = None,
     config: ConfigFile = None,
     assignments: Assignments = None,
@@ -89,6 +88,8 @@ def serve(
     Examples: `riftco serve demo/post-train`, `riftco serve small=a.rift large=b.rift --weights nf4`
     """
     with user_errors():
+        if memory is not None and not math.isfinite(memory):
+            raise InputError(f"--memory {memory}: give a number of GiB")
         if weights is not None:
             assignments = [*(assignments or ()), f"weights={weights}"]
         settings = load_config(ServingConfig(), config, assignments or ())

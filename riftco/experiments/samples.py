@@ -43,7 +43,7 @@ def _line_request(
 ) -> GenerationRequest:
     """What follows the text's newest tokens: up to a newline, the end of text or of the context, or `limit`
     tokens."""
-    newest = service.maximum_context - max(1, service.maximum_context // _ROOM)
+    newest = max(1, service.maximum_context - max(1, service.maximum_context // _ROOM))
     prompt_ids = service.prompt_ids(text)[-newest:]
     return GenerationRequest(prompt_ids, limit, sampling, choices=choices, stop=(NEWLINE,), overflow="stop")
 

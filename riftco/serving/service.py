@@ -127,10 +127,15 @@ class ModelService:
         self.close()
 
 
+def page_layout(config: ServingConfig, context: int) -> tuple[int, int]:
+    """Tokens of a page and the number of pages for a model of that context."""
+    # The contiguous cache is one page that holds a whole context; none is longer.
+    size = min(config.kv_cache_block_size, context) if config.kv_cache == "paged" else context
+    return size, config.kv_cache_block_count or config.maximum_running * math.ceil(context / size)
+
+
 def _scheduler(config: ServingConfig, context: int, end_of_text_id: int | None) -> Scheduler:
-    # The contiguous cache is one page that holds a whole context.
-    page_size = config.kv_cache_block_size if config.kv_cache == "paged" else context
-    pages = config.kv_cache_block_count or config.maximum_running * math.ceil(context / page_size)
+    page_size, pages = page_layout(config, context)
     return Scheduler(
         PagePool(pages),
         page_size,

@@ -82,6 +82,10 @@ def test_verify_finds_answers_that_depend_on_the_load() -> None:
     [
         (["http://127.0.0.1:9", "-c", "0,2"], "--concurrency 0,2"),
         (["http://127.0.0.1:9", "-c", "x"], "--concurrency x"),
+        (["http://127.0.0.1:9", "-c", "1,9", "-n", "8"], "give at least 9"),
+        (["http://127.0.0.1:9", "-c", "4", "--verify"], "at least two"),
+        (["http://127.0.0.1:9", "--png", "/not/there/load.png"], "/not/there/load.png"),
+        (["http://127.0.0.1:99999"], "ort"),
         (["http://127.0.0.1:9", "-s", "mode=fast"], "--set is for a server"),
         (["http://127.0.0.1:9"], "is a server running there"),
     ],

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
+from artifacts import ModelBundle
 from riftco.chat_template import PLAIN, ChatMessage
 from riftco.cli import app
 from riftco.serving import ModelService
@@ -41,7 +42,22 @@ def test_chat_gives_the_answer_alone_and_ends_it_before_the_next_turn(tmp_path: 
 def test_a_setting_that_cannot_be_is_one_line(tmp_path: Path) -> None:
     code, output = riftco("generate", BYTE, "the ", "--temperature", 1, "--top-k", 30)
     assert (code, output) == (2, "riftco: top_k must not exceed the vocabulary of 29\n")
-    assert riftco("generate", BYTE, "the ", "--top-p", 0)[0] == 2
+    assert riftco("generate", BYTE, "the ", "--temperature", 1, "--top-p", 0)[0] == 2
+    for ignored in (("--top-k", 5), ("--top-p", 0.5)):
+        code, output = riftco("generate", BYTE, "the ", *ignored)
+        assert (code, "need a --temperature" in output) == (2, True)
+    for memory in ("nan", "inf", "0"):
+        assert riftco("serve", BYTE, "--memory", memory)[0] == 2
+
+
+def test_a_model_tuned_with_a_template_of_somebodys_own_still_continues_text(tmp_path: Path) -> None:
+    known = ModelBundle.load(BYTE)
+    parts = (known.config, known.tokenizer, known.parameters, known.weights)
+    foreign = ModelBundle(*parts, stage="post-training", metadata={"formatter": "MyFormatter"})
+    path = foreign.save(tmp_path / "foreign.rift")
+    assert riftco("generate", path, "the ", "--max-new-tokens", 2)[0] == 0
+    code, output = riftco("generate", path, "the ", "--chat")
+    assert (code, "MyFormatter" in output) == (2, True)
 
 
 def test_a_key_is_shown_once_and_stored_as_a_hash(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from riftco.chat_template import PLAIN, ChatMessage
 from riftco.config import ServingConfig
+from riftco.errors import InputError
 from riftco.serving import ModelService
 from riftco.serving.engine import ModelRunner
 from riftco.serving.engine.request import Drawn
@@ -49,3 +50,10 @@ def test_an_answer_that_depends_on_more_than_the_request_is_an_error(
         check_serving.body(
             work, work.store.put_bundle(any_text_bundle(context=200)), test, ServingConfig(backend="cpu")
         )
+
+
+def test_a_context_without_room_for_an_answer_is_an_input_error(work: Work) -> None:
+    bundle = work.store.put_bundle(any_text_bundle(context=24))
+    test = work.store.put_bytes("instructions", RECORDS)
+    with pytest.raises(InputError, match="context of 24 tokens has no room"):
+        check_serving.body(work, bundle, test, ServingConfig(backend="cpu"))

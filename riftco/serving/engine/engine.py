@@ -133,7 +133,8 @@ class Engine:
 
     def cancel(self, request_id: int) -> None:
         """End every choice of a request that has not ended; harmless for one that has."""
-        self._commands.put(lambda: self._end_request(request_id, "cancelled"))
+        if self._thread.is_alive():
+            self._commands.put(lambda: self._end_request(request_id, "cancelled"))
 
     def stats(self) -> EngineStats:
         """Counts as they were after the latest step."""
@@ -191,16 +192,19 @@ class Engine:
             _logger.exception("the engine stopped")
             with self._lock:
                 self._closed = True
-            self._abandon(f"the engine stopped: {error}")
+            self._abandon(f"the engine stopped: {_said(error)}")
 
     def _abandon(self, message: str) -> None:
         """Tell everyone who waits, those not yet heard included, that nothing more comes."""
         while not self._commands.empty():
             with suppress(Exception):
                 self._commands.get()()
-        for choice in self._choices.values():
-            number, usage = choice.sequence.choice, _usage(choice.sequence)
-            self._news.append((choice.sink, Event(number, finish="error", usage=usage, error=message)))
+        for choice in list(self._choices.values()):
+            with suppress(Exception):
+                self._scheduler.finish(choice.sequence, "error")
+            choice.sequence.finish = "error"
+            self._close_choice(choice, choice.assembler.finish(), error=message)
+        self._stats = self._count()
         self._tell_news()
 
     def _turn(self) -> None:
@@ -243,7 +247,7 @@ class Engine:
             _logger.exception("a step of %d sequences failed", len(plan.work))
             self._scheduler.abort(plan)
             for work in plan.work:
-                self._end(work.sequence, "error", str(error) or type(error).__name__)
+                self._end(work.sequence, "error", _said(error))
             return
         sampling = plan.sampling
         self._scheduler.commit(plan, [one.token_id for one in drawn])
@@ -349,6 +353,10 @@ class Engine:
 
 def _usage(sequence: Sequence) -> Usage:
     return Usage(sequence.prompt_tokens, sequence.cached_tokens, sequence.generated_tokens)
+
+
+def _said(error: Exception) -> str:
+    return str(error) or type(error).__name__
 
 
 def _nothing() -> None:

@@ -1,6 +1,7 @@
 """What may be asked of the engine, and what it answers: plain values, checked once, without torch."""
 
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from numbers import Real
@@ -13,6 +14,7 @@ its newest half once and go on, or finish."""
 FinishReason = Literal["stop", "length", "cancelled", "timeout", "error"]
 
 MOST_LOGPROBS = 20
+_LEAST = sys.float_info.min  # what is below is no normal number, and no kernel's
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +38,9 @@ class SamplingParams:
         _require_real("temperature", self.temperature, "not be negative", lambda x: x >= 0)
         if self.top_k is not None:
             _require_integer("top_k", self.top_k, 1)
-        _require_real("top_p", self.top_p, "be above 0 and at most 1", lambda x: 0 < x <= 1)
+        _require_real("top_p", self.top_p, "be above 0 and at most 1", lambda x: _LEAST <= x <= 1)
         _require_real("min_p", self.min_p, "be from 0 to 1", lambda x: 0 <= x <= 1)
-        _require_real("repetition_penalty", self.repetition_penalty, "be above 0", lambda x: x > 0)
+        _require_real("repetition_penalty", self.repetition_penalty, "be above 0", lambda x: x >= _LEAST)
         _require_real("presence_penalty", self.presence_penalty)
         _require_real("frequency_penalty", self.frequency_penalty)
         _require_integer("seed", self.seed, 0, 2**64 - 1)

@@ -95,7 +95,7 @@ class ModelRunner:
 
     def is_batch_invariant(self) -> bool:
         """Whether rows give the same bits alone and together, in one chunk and in several: tried out on this
-        machine with this model, on pages that nothing uses yet."""
+        machine with this model, on pages that nothing uses yet. True by construction where rows run alone."""
         count = min(4, self._maximum_context)
         token_ids = torch.arange(count, device=self._device) % self._vocabulary_size
         positions = torch.arange(count, device=self._device)
@@ -159,7 +159,7 @@ def _greedy(logits: Tensor, sequences: list[Sequence]) -> list[int]:
 
 def _sampled(logits: Tensor, sequences: list[Sequence], **penalties: Tensor) -> list[int]:
     vocabulary = logits.shape[1]
-    top_k = [min(s.request.sampling.top_k or vocabulary, vocabulary) for s in sequences]
+    top_k = [s.request.sampling.top_k or vocabulary for s in sequences]
     ids, _ = sample(
         logits,
         uniforms=torch.tensor([s.uniform for s in sequences], dtype=torch.float64),

@@ -95,17 +95,26 @@ class Scheduler:
     def _advance(self, budget: int) -> tuple[list[Work], int]:
         """The running sequences' work, the oldest first and one token kept for each, and the budget left."""
         work: list[Work] = []
+        replay = self._replay_share(budget)
         while len(work) < len(self.running):  # a preemption shortens the list from its end
             sequence = self.running[len(work)]
             spare = budget - (len(self.running) - len(work) - 1)
-            if sequence.slid and len(self.running) + len(self.waiting) > 1:
-                spare = -(-spare // 2)  # replays have no end: the others get the other half
+            if sequence.slid:
+                spare = min(spare, replay)
             count = min(sequence.pending, spare)
             pages = self._make_room(sequence, sequence.computed + count)
             if pages is not None:
                 budget -= count
                 work.append(self._work(sequence, count, pages))
         return work, budget
+
+    def _replay_share(self, budget: int) -> int:
+        """Most tokens of one replay. They have no end: together they leave half to prompts, if any."""
+        replays = sum(sequence.slid for sequence in self.running)
+        spare = budget - (len(self.running) - replays)
+        if self.waiting or replays < len(self.running):
+            spare = -(-spare // 2)
+        return max(1, spare // max(1, replays))
 
     def _admit_waiting(self, budget: int, copies: list[tuple[int, int]]) -> list[Work]:
         """The work of waiting sequences that can start, the oldest first; the first that cannot ends it."""

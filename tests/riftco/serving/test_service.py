@@ -14,6 +14,7 @@ from artifacts import ModelBundle, ModelConfig, TokenizerSpec
 from kernels import DecodeStep
 from riftco.config import ServingConfig
 from riftco.serving import ModelService, TemperatureSampler, TextGenerator
+from riftco.serving.service import page_layout
 from riftco.serving.engine import GenerationRequest, SamplingParams, generate, runner
 from tests.riftco.serving.models import BUNDLES, bundle, runtime
 from tests.support import fixture
@@ -297,3 +298,17 @@ def test_pages_must_hold_one_context_at_least(settings: dict[str, Any], message:
     else:
         with ModelService(bundle("byte"), config) as service:
             assert service.generate("the ", max_new_tokens=3).generated_token_ids == (22, 10, 6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "layout"),
+    [
+        ({}, (16, 4 * 32)),
+        ({"kv_cache_block_size": 10**9}, (50, 32)),
+        ({"kv_cache": "contiguous"}, (50, 32)),
+        ({"kv_cache_block_count": 7}, (16, 7)),
+        ({"kv_cache_block_size": 1, "maximum_running": 2}, (1, 100)),
+    ],
+)
+def test_pages_hold_the_contexts_of_all_that_run_and_none_is_longer(settings: dict, layout: tuple) -> None:
+    assert page_layout(ServingConfig(**settings), 50) == layout

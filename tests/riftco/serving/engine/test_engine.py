@@ -314,6 +314,7 @@ def test_a_bug_of_ours_leaves_nobody_waiting(caplog: pytest.LogCaptureFixture) -
                 assert "the engine stopped" in event.error
         engine._thread.join(LONG)
         assert engine.closed
+        assert engine.stats().requests_finished == {"error": 3}
         with pytest.raises(RuntimeError, match="closed"):
             engine.submit(REQUEST, print)
         _forget(engine)

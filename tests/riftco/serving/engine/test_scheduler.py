@@ -287,9 +287,9 @@ def test_every_running_sequence_gets_a_token_and_the_oldest_all_that_is_left() -
         check_answer(sequence)
 
 
-@pytest.mark.parametrize("sliding", [1, 2, 3])
+@pytest.mark.parametrize("sliding", [1, 2, 3, 8])
 def test_replays_of_full_contexts_leave_room_for_those_who_come(sliding: int) -> None:
-    bench = Bench(step_tokens=CAPACITY)
+    bench = Bench(pages=4 * (sliding + 1), step_tokens=2 * CAPACITY, running=sliding + 1)
     old = [bench.ask((token,) * CAPACITY, new=40)[0] for token in range(1, 1 + sliding)]
     while not all(sequence.slid for sequence in old):
         bench.step()
