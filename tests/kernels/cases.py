@@ -60,14 +60,20 @@ def concatenated(x: Tensor) -> Tensor:
     return torch.cat([side, x, side], -1)[..., x.shape[-1] : 2 * x.shape[-1]]
 
 
-def far_apart(x: Tensor) -> Tensor:
-    """Two rows 2^31 elements apart, in memory of which only their pages are ever touched."""
+def virtual(count: int, dtype: torch.dtype) -> Tensor:
+    """Memory of which only the pages that are touched will exist."""
     filled = torch.utils.deterministic.fill_uninitialized_memory
     torch.utils.deterministic.fill_uninitialized_memory = False
     try:
-        return torch.empty_strided(x.shape, (2**31 + 64, 1), dtype=x.dtype).copy_(x)
+        return torch.empty(count, dtype=dtype)
     finally:
         torch.utils.deterministic.fill_uninitialized_memory = filled
+
+
+def far_apart(x: Tensor) -> Tensor:
+    """Two rows 2^31 elements apart."""
+    stride = 2**31 + 64
+    return virtual(stride + x.shape[1], x.dtype).as_strided(x.shape, (stride, 1)).copy_(x)
 
 
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {

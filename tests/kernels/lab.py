@@ -16,6 +16,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -60,17 +61,26 @@ def interpret() -> Iterator[None]:
         (jit.JITFunction, "__call__", call),
         (Autotuner, "run", first_configuration),
         *_bf16_edits(),
+        # once, for kernels and Triton's own functions, where the interpreter would at each call of a function
+        (interpreter, "_patch_lang", lambda function: SimpleNamespace(restore=lambda: None)),
     ]
+    patch_language = interpreter._patch_lang
     with triton.knobs.runtime.scope(), triton.knobs.compilation.scope():
         triton.knobs.runtime.interpret = True
         triton.knobs.compilation.front_end_debugging = True  # errors come out as they are
         with _edited(*edits), _language_restored():
+            patch_language(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
             yield
 
 
 @contextlib.contextmanager
 def sanitize() -> Iterator[None]:
     """`interpret`, with KernelMemoryError or AssertionError for what a GPU would do wrong in silence."""
+    builder = interpreter.interpreter_builder
+    options = builder.options
+    if options.debug:  # within another one
+        yield
+        return
     watch = _Watch()
     load, store, atomic = Builder.create_masked_load, Builder.create_masked_store, Builder.create_atomic_rmw
     prepare = interpreter.GridExecutor._init_args_hst
@@ -98,8 +108,6 @@ def sanitize() -> Iterator[None]:
         (Builder, "create_atomic_rmw", watched_atomic),
         (interpreter.GridExecutor, "_init_args_hst", watched_prepare),
     ]
-    builder = interpreter.interpreter_builder
-    options = builder.options
     builder.options = dataclasses.replace(options, debug=True, sanitize_overflow=True)
     try:
         with interpret(), _edited(*edits):

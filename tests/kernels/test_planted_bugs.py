@@ -1,6 +1,6 @@
-"""At least ten bugs planted in each kernel of GELU, layer norm, cross-entropy and NF4: the tests see all.
+"""At least ten bugs planted in each Triton kernel: the tests see all.
 
-The first ten of each kernel are planted in every run, the others by `make soak`.
+The first four of each kernel are planted in every run, all of them by `make soak`.
 """
 
 import importlib
@@ -13,15 +13,15 @@ from triton.runtime.errors import InterpreterError
 from tests.kernels.cases import running
 from tests.kernels.planting import CAUGHT, Patch, planted
 
-HERE = Path(__file__).parent
-OPERATIONS = sorted(path.parent.name for path in HERE.glob("*/bugs.py"))
+KERNELS = Path(__file__).parents[2] / "kernels"
+OPERATIONS = sorted({path.parent.name for path in KERNELS.glob("*/triton_*.py")})
 PATCHES: dict[str, Patch] = {
     patch.kernel: patch
     for operation in OPERATIONS
     for patch in importlib.import_module(f"tests.kernels.{operation}.bugs").PATCHES
 }
 BUGS = [
-    pytest.param(kernel, *bug, id=f"{kernel}-{number}", marks=[pytest.mark.soak] if number > 10 else [])
+    pytest.param(kernel, *bug, id=f"{kernel}-{number}", marks=[pytest.mark.soak] if number > 4 else [])
     for kernel, patch in PATCHES.items()
     for number, bug in enumerate(patch.bugs, 1)
 ]
@@ -42,16 +42,18 @@ def test_a_planted_bug_is_caught(
     with (
         planted(patch, right, wrong, tmp_path),
         running("triton"),
-        pytest.raises((*CAUGHT, InterpreterError)) as caught,
+        pytest.raises((*CAUGHT, InterpreterError, ValueError)) as caught,
     ):
         patch.checks(monkeypatch)
-    assert isinstance(caught.value, CAUGHT) or isinstance(caught.value.__cause__, CAUGHT)
+    error = caught.value.__cause__ if isinstance(caught.value, InterpreterError) else caught.value
+    assert isinstance(error, CAUGHT) or "not finite" in str(error)  # what an operation says of its results
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_every_kernel_has_ten_bugs(operation: str) -> None:
     """A kernel is what is launched; functions that kernels call have bugs of their own beside these."""
-    patches = [patch for patch in PATCHES.values() if f".{operation}." in patch.module.__name__]
-    source = Path(patches[0].module.__file__ or "").read_text()
-    assert set(re.findall(r"def (_\w+_kernel)\(", source)) <= {patch.kernel for patch in patches}
-    assert all(len(patch.bugs) >= 10 for patch in patches)
+    sources = [path.read_text() for path in (KERNELS / operation).glob("triton_*.py")]
+    kernels = {name for source in sources for name in re.findall(r"def (_\w+_kernel)\(", source)}
+    assert kernels
+    assert kernels <= set(PATCHES)
+    assert all(len(patch.bugs) >= 10 for patch in PATCHES.values())

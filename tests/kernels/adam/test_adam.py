@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.adam import adam_step
+from kernels.adam import adam_step, triton_adam
+from kernels.adam.reference import sum_of_squares
 from kernels.adam.transaction import Settings, certainly_finite
 from kernels.dispatch import use
 from kernels.native import library
@@ -133,6 +134,20 @@ def test_pages_of_any_size_give_the_same(name: str, monkeypatch) -> None:
             assert state.step() == stats
         assert bits(state.written()) == bits(expected.written())
         monkeypatch.undo()
+
+
+def test_what_is_measured_on_a_gpu_is_exact(monkeypatch) -> None:
+    state = State([(3, 7), (4097,)], page=1030)
+    state.parameters[1][-1], state.first[1][-1][-1] = -50.0, -60.0
+    state.second[1][-1][-1] = -0.0
+    flat = [[page for of_one in moments for page in of_one] for moments in (state.first, state.second)]
+    arrays = triton_adam.Arrays(state.parameters, state.gradients, *flat, [1, 4])
+    with running("triton", state, monkeypatch):
+        squares, largest = arrays.measure()
+    assert squares == sum_of_squares(state.gradients)
+    magnitudes = [torch.cat([x.flatten() for x in of_kind]).abs() for of_kind in (state.parameters, flat[0])]
+    assert largest[:2] == [int(x.view(torch.int32).max()) for x in magnitudes]
+    assert largest[2] == 2**31  # a sign, so that it is looked at again
 
 
 @pytest.mark.parametrize("name", FAST)

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from kernels.decode_step import DecodeWeights, cpu, decode_step
 from kernels.decode_step.reference import step as reference_step
@@ -288,3 +289,42 @@ def test_packed_weights_do_not_run_in_torch_in_silence() -> None:
     run = Run(prepare(Sizes()), Sizes(), [2])
     with use("torch"), pytest.raises(ValueError, match="prepare them under"):
         run.step([(0, 0)])
+
+
+@pytest.mark.skipif(not cpu.built, reason="not built")
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize(
+    ("count", "outputs", "inputs"),
+    [(1, 1, 1), (1, 16, 4), (3, 10, 7), (1, 33, 18), (2, 24, 13), (3, 1, 5), (1, 200, 1026), (3, 304, 255)],
+)
+def test_panels_hold_outputs_side_by_side_and_zeros_beyond(
+    count: int, outputs: int, inputs: int, half: bool, threads: int
+) -> None:
+    generator = torch.Generator().manual_seed(inputs)
+    matrices = list(torch.randn(count, outputs, inputs, generator=generator))
+    ties = torch.tensor([1 + 2**-8, 1 + 3 * 2**-8, -0.0, 3.4e38, 1e-40])  # to even, up, to infinity, denormal
+    matrices[-1][0, :5] = ties[:inputs]
+    stacked = torch.cat(matrices)
+    padded = functional.pad(stacked, (0, inputs % 2 if half else 0, 0, -len(stacked) % 16))
+    expected = padded.view(-1, 16, padded.shape[1]).transpose(1, 2)  # [panels, in, 16]
+    if half:
+        expected = expected.bfloat16().unflatten(1, (-1, 2)).transpose(2, 3)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        actual = cpu.pack_panels(matrices, half)
+    finally:
+        torch.set_num_threads(before)
+    integers = torch.int16 if half else torch.int32
+    assert torch.equal(actual.view(integers), expected.contiguous().view(integers))
+
+
+@pytest.mark.skipif(not cpu.built, reason="not built")
+def test_embeddings_and_norms_are_read_where_they_lie() -> None:
+    tensors = random_tensors(Sizes())
+    panels = DecodeWeights.prepare(tensors, head_count=3).panels
+    assert panels is not None
+    assert panels.model.token_embedding == tensors["token_embedding.weight"].data_ptr()
+    assert panels.model.position_embedding == tensors["position_embedding.weight"].data_ptr()
+    assert panels.model.final_norm.scale == tensors["final_norm.scale"].data_ptr()

@@ -9,6 +9,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.flop_counter import FlopCounterMode
 
 from kernels import flash_attention
+from tests.kernels.cases import virtual
 from tests.kernels.flash_attention.running import IMPLEMENTATIONS, among_nan, running
 
 Tensors = list[torch.Tensor]
@@ -288,7 +289,7 @@ def test_nothing_is_something(implementation, shape) -> None:
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_offsets_beyond_32_bits(implementation) -> None:
     q, k, v, upstream = problem((1, 2, 5, 5, 8), torch.bfloat16)
-    room = torch.empty(2**31 + 100, dtype=torch.bfloat16)  # virtual: only what is touched exists
+    room = virtual(2**31 + 100, torch.bfloat16)
     far = room.as_strided(q.shape, (0, 2**31, 8, 1)).copy_(q)
     with running(implementation):
         expected = attend([q, k, v, upstream])

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kernels import kv_write
+from tests.kernels.cases import virtual
 from tests.kernels.flash_attention.running import IMPLEMENTATIONS, among_nan, running
 
 PAGES, HEADS, PAGE, WIDTH = 7, 3, 5, 6
@@ -45,8 +46,9 @@ def test_each_token_lands_in_its_slot_bit_for_bit(implementation, dtype, count) 
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_tokens_larger_than_a_block(implementation) -> None:
-    tensors = problem(2, width=345)  # 1,035 numbers a token, where Triton takes 1,024 at a time
+@pytest.mark.parametrize("width", [345, 1024])  # times 3 heads, where Triton takes 1,024 numbers at a time
+def test_tokens_larger_than_a_block(implementation, width) -> None:
+    tensors = problem(2, width=width)
     tensors[4] = torch.tensor([34, 3])
     expected = definition(tensors)
     with running(implementation):
@@ -87,7 +89,7 @@ def test_nothing_around_the_slots_is_touched(implementation) -> None:
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_offsets_beyond_32_bits(implementation) -> None:
     _, _, keys, values, _ = problem(2, torch.bfloat16)
-    room = torch.empty(2**31 + 1000, dtype=torch.bfloat16)  # virtual: only what is touched exists
+    room = virtual(2**31 + 1000, torch.bfloat16)
     pages = [
         room.as_strided((2, HEADS, PAGE, WIDTH), (2**31, 30, 6, 1)),
         room.as_strided((2, HEADS, PAGE, WIDTH), (2**31, 30, 6, 1), 200),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels.dispatch import use
-from kernels.sampling import cpu, reference, sample
+from kernels.sampling import cpu, reference, sample, triton_sample
 from tests.kernels.lab import sanitize
 
 FIXTURES = json.loads((Path(__file__).parents[2] / "fixtures/sampler.json").read_text())
@@ -165,11 +165,27 @@ def test_the_native_sum_of_weights_is_exactly_rounded() -> None:
 )
 def test_triton_draws_what_the_contract_draws(vocabulary: int, settings: dict) -> None:
     logits = randoms(3, vocabulary, 7, 0.5 if settings else 0.0)
-    drawn = doubles(0.05, 0.5, 0.97)
-    expected = draw("torch", logits, uniforms=drawn, **settings)
-    ids, logprobs = draw("triton", logits, uniforms=drawn, **settings)
+    check_triton(logits, uniforms=doubles(0.05, 0.5, 0.97), **settings)
+
+
+def check_triton(logits: Tensor, **settings) -> None:
+    expected = draw("torch", logits, **settings)
+    ids, logprobs = draw("triton", logits, **settings)
     assert ids == expected[0]
     torch.testing.assert_close(logprobs, expected[1], atol=2e-6, rtol=1e-6)
+
+
+def test_triton_walks_a_row_of_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_sample, "BLOCK", 16)
+    equal = torch.zeros(1, 40)
+    check_triton(equal, uniforms=doubles(0.99), top_k=38)
+    check_triton(equal, uniforms=doubles(0.99), top_p=0.46)
+    check_triton(randoms(1, 40, 0), uniforms=doubles(0.9), temperature=3.0)
+    check_triton(randoms(1, 40, 0, 1.0), uniforms=doubles(0.9), temperature=3.0, top_p=0.5, min_p=0.1)
+    check_triton(randoms(1, 40, 0, 1.0), uniforms=doubles(0.9), top_k=9, min_p=1.0)
+    check_triton(randoms(2, 40, 0)[:, ::2], uniforms=doubles(0.9, 0.1), temperature=3.0)
+    with pytest.raises(ValueError, match="row 0 has logits that are not finite"):
+        draw("triton", equal.index_fill(1, torch.tensor(3), math.nan), uniforms=doubles(0.5))
 
 
 def test_triton_reads_strided_bf16_between_poison_and_keeps_every_cut_apart() -> None:
@@ -183,13 +199,10 @@ def test_triton_reads_strided_bf16_between_poison_and_keeps_every_cut_apart() ->
         "top_k": torch.tensor([vocabulary, vocabulary, 3, vocabulary, 4, vocabulary, vocabulary]),
         "top_p": doubles(1, 1, 1, 0.6, 0.6, 1, 1),
         "min_p": doubles(0, 0, 0, 0, 0.3, 0.3, 0),
-        "counts": torch.zeros(rows, vocabulary, dtype=torch.int64),  # a second tensor, of other strides
     }
-    drawn = uniforms(rows, 5)
-    assert (
-        draw("triton", logits, uniforms=drawn, **settings)[0]
-        == draw("torch", logits, uniforms=drawn, **settings)[0]
-    )
+    check_triton(logits, uniforms=uniforms(rows, 5), **settings)
+    counts = torch.zeros(rows, vocabulary, dtype=torch.int64)  # a second tensor, of other strides
+    check_triton(logits, uniforms=uniforms(rows, 5), counts=counts, **settings)
     assert torch.equal(storage.view(torch.int16), before.view(torch.int16))
 
 
@@ -255,14 +268,15 @@ def test_extremes_never_give_an_id_outside_the_vocabulary(implementation: str) -
             torch.tensor([1.0, 3.0, 3.0, 2.0, 3.0, 0.0]),
             torch.tensor([-0.0, 0.0, -0.0, -1.0, 0.0, -5.0]),
             torch.full((6,), largest),
+            torch.full((6,), -largest),
         ]
     )
-    greedy, logprobs = draw(implementation, logits, uniforms=uniforms(5), temperature=0)
-    assert greedy == [4, 0, 1, 0, 0]
+    greedy, logprobs = draw(implementation, logits, uniforms=uniforms(6), temperature=0)
+    assert greedy == [4, 0, 1, 0, 0, 0]
     assert logprobs.isfinite().all()
     for temperature, top_p, drawn in ((1e-30, 1.0, 1 - 2.0**-53), (1e30, 1e-9, 0.5)):
         ids, logprobs = draw(
-            implementation, logits, uniforms=doubles(*[drawn] * 5), temperature=temperature, top_p=top_p
+            implementation, logits, uniforms=doubles(*[drawn] * 6), temperature=temperature, top_p=top_p
         )
         assert all(0 <= i < 6 for i in ids)
         assert ids[0] == 4 or temperature == 1e30
@@ -271,18 +285,19 @@ def test_extremes_never_give_an_id_outside_the_vocabulary(implementation: str) -
 
 
 @pytest.mark.parametrize("implementation", ALL)
-@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
-def test_logits_that_are_not_finite_name_their_row(implementation: str, wrong: float) -> None:
+@pytest.mark.parametrize(("wrong", "place"), [(math.nan, 0), (math.inf, 20), (-math.inf, 39)])
+def test_logits_that_are_not_finite_name_their_row(implementation: str, wrong: float, place: int) -> None:
     logits = randoms(3, 40, 0)
-    logits[1, 39] = wrong
+    logits[1, place] = wrong
     with pytest.raises(ValueError, match="row 1 has logits that are not finite"):
         draw(implementation, logits, uniforms=uniforms(3), temperature=doubles(1, 0, 1))
 
 
-@pytest.mark.parametrize("implementation", EXACT)
-def test_penalties_that_overflow_name_their_row(implementation: str) -> None:
-    logits, counts = torch.full((2, 3), 1e30), torch.ones(2, 3, dtype=torch.int64)
-    settings = {"counts": counts, "repetition_penalty": doubles(1, 1e-300)}
+@pytest.mark.parametrize("implementation", ALL)
+@pytest.mark.parametrize(("logit", "penalty"), [(1e30, 1e-300), (-1e30, 1e300)])
+def test_penalties_that_overflow_name_their_row(implementation: str, logit: float, penalty: float) -> None:
+    logits, counts = torch.full((2, 3), logit), torch.tensor([[0, 1, 1]] * 2)
+    settings = {"counts": counts, "repetition_penalty": doubles(1, penalty)}
     with pytest.raises(ValueError, match="row 1 has logits that are not finite, before or after"):
         draw(implementation, logits, uniforms=uniforms(2), **settings)
 
