@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kernels.decode_step import cpu, reference
-from kernels.decode_step.weights import Kind, PlainWeights, Tensors
+from kernels.decode_step.weights import Kind, PlainWeights, Tensors, device_of
 from kernels.dispatch import Operation
 
 __all__ = ["DecodeStep", "DecodeWeights", "decode_step"]
@@ -18,19 +18,16 @@ _INTEGERS = (torch.int32, torch.int64)
 class DecodeWeights:
     """A model's weights made ready for `decode_step`. They do not follow later changes of the model."""
 
-    def __init__(self, kind: Kind, plain: PlainWeights) -> None:
-        """From tensors already collected; `prepare` is what callers want."""
+    def __init__(self, kind: Kind, plain: PlainWeights, panels: cpu.Panels | None) -> None:
+        """From tensors already collected, and packed if steps run in native code; use `prepare`."""
         self.kind = kind
         self.vocabulary_size, self.width = plain.token_embedding.shape
         self.maximum_context = len(plain.position_embedding)
         self.block_count = len(plain.blocks)
         self.head_count = plain.head_count
         self.device = plain.token_embedding.device
-        packs = cpu.built and plain.token_embedding.dtype == torch.float32
-        self.panels: cpu.Panels | None = None
-        self.plain: PlainWeights | None = plain
-        if packs and _step.order(self.device)[0] == "native":
-            self.panels, self.plain = cpu.Panels(plain), None
+        self.panels = panels
+        self.plain = plain if panels is None else None
 
     @property
     def is_native(self) -> bool:
@@ -48,7 +45,10 @@ class DecodeWeights:
         Everything else is float32, and so is all arithmetic. Matrices are copied; embeddings and norms are
         not, where they are float32 and contiguous. ValueError for names, shapes and devices that do not fit.
         """
-        return cls(kind, PlainWeights.collect(tensors, head_count, layer_norm_epsilon, kind))
+        packs = _step.order(device_of(tensors))[0] == "native"
+        half = packs and kind == "bfloat16"  # packing rounds, without a copy in between
+        plain = PlainWeights.collect(tensors, head_count, layer_norm_epsilon, "float32" if half else kind)
+        return cls(kind, plain, cpu.Panels(plain, half) if packs else None)
 
 
 class DecodeStep:

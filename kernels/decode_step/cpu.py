@@ -19,8 +19,9 @@ _ZERO_CODE = 7
 
 _Integer = ctypes.c_int64
 _native = function("riftco_decode_step", Pointer, Pointer, _Integer, Pointer, _Integer)
+_pack = function("riftco_pack_panels", Pointer, *(_Integer,) * 4, Pointer, _Integer)
 
-built = _native is not None
+built = _native is not None and _pack is not None
 
 
 class _Matrix(ctypes.Structure):
@@ -74,9 +75,13 @@ class _Rows(ctypes.Structure):
 
 
 class Panels:
-    """A model's matrices packed for the native step, and all else that it reads: `bytes` in a step."""
+    """A model's matrices packed for the native step, and all else that it reads: `bytes` in a step.
 
-    def __init__(self, plain: PlainWeights) -> None:
+    half: round matrices to bfloat16, those aside that are packed to NF4.
+    """
+
+    def __init__(self, plain: PlainWeights, half: bool) -> None:
+        self._half = half
         self._alive: list[Tensor] = []
         self.bytes = 0
         self.context = len(plain.position_embedding)
@@ -114,7 +119,7 @@ class Panels:
         return _Norm(self._keep(norm.scale), self._keep(norm.bias))
 
     def _matrix(self, *linears: Linear) -> _Matrix:
-        """Matrices with the same inputs as one, below each other."""
+        """Matrices of one shape as one, below each other."""
         bias = _whole_panels(torch.cat([linear.bias for linear in linears]))
         weights = [linear.weight for linear in linears]
         outputs, inputs = sum(weight.shape[0] for weight in weights), weights[0].shape[1]
@@ -124,11 +129,9 @@ class Panels:
         if len(packed) == len(weights) and run % 4 == 0:
             kind, panels, scales = _NF4, _code_panels(packed), _scale_panels(packed, run)
         else:
-            whole = torch.cat(
-                [dequantize_nf4(weight) if isinstance(weight, PackedNf4) else weight for weight in weights]
-            )
-            kind = _BFLOAT16 if whole.dtype == torch.bfloat16 else _FLOAT32
-            panels = _half_panels(whole) if kind == _BFLOAT16 else _float_panels(whole)
+            floats = [dequantize_nf4(w) if isinstance(w, PackedNf4) else w for w in weights]
+            kind = _BFLOAT16 if self._half else _FLOAT32
+            panels = pack_panels(floats, self._half)
         self.bytes += panels.nbytes + bias.nbytes + (0 if scales is None else scales.nbytes)
         scale_pointer = None if scales is None else self._keep(scales)
         return _Matrix(self._keep(panels), scale_pointer, self._keep(bias), kind, inputs, outputs, run)
@@ -177,15 +180,19 @@ def _whole_panels(x: Tensor, value: int = 0) -> Tensor:
     return pad(x, (0, 0) * (x.ndim - 1) + (0, -len(x) % _PANEL), value=value)
 
 
-def _float_panels(weight: Tensor) -> Tensor:
-    """`[out, in]` to `[panels, in, PANEL]`."""
-    return _whole_panels(weight).view(-1, _PANEL, weight.shape[1]).transpose(1, 2).contiguous()
+def pack_panels(matrices: list[Tensor], half: bool = False) -> Tensor:
+    """Contiguous float32 matrices `[out, in]`, below each other, as `[panels, in, PANEL]`.
 
-
-def _half_panels(weight: Tensor) -> Tensor:
-    """`[out, in]` to `[panels, ceil(in / 2), PANEL, 2]`: two inputs of an output side by side."""
-    pairs = pad(_whole_panels(weight), (0, weight.shape[1] % 2)).unflatten(1, (-1, 2))
-    return pairs.view(-1, _PANEL, *pairs.shape[1:]).transpose(1, 2).contiguous()
+    half: rounded to bfloat16, `[panels, ceil(in / 2), PANEL, 2]`: two inputs of an output side by side.
+    """
+    assert _pack is not None
+    outputs, inputs = matrices[0].shape
+    panels = -(-len(matrices) * outputs // _PANEL)
+    shape = (panels, -(-inputs // 2), _PANEL, 2) if half else (panels, inputs, _PANEL)
+    packed = torch.empty(shape, dtype=torch.bfloat16 if half else torch.float32)
+    pointers = (Pointer * len(matrices))(*(matrix.data_ptr() for matrix in matrices))
+    _pack(pointers, len(matrices), outputs, inputs, half, packed.data_ptr(), torch.get_num_threads())
+    return packed
 
 
 def _code_panels(weights: list[PackedNf4]) -> Tensor:
@@ -207,4 +214,4 @@ def _scale_panels(weights: list[PackedNf4], run: int) -> Tensor:
         first = torch.arange(0, w.shape[0] * w.shape[1], run).view(w.shape[0], -1)
         return decode_scales(w.fields())[first // w.block_size]
 
-    return _float_panels(torch.cat([of_rows(w) for w in weights]))
+    return pack_panels([of_rows(w) for w in weights])

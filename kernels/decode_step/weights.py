@@ -112,6 +112,11 @@ class PlainWeights:
         )
 
 
+def device_of(tensors: Tensors) -> torch.device:
+    """Where the first tensor lies, and with it the others, as `PlainWeights.collect` makes sure."""
+    return next(map(_device, tensors.values()), torch.device("cpu"))
+
+
 def _block_number(name: str) -> int:
     part = name.split(".")[1] if name.startswith("blocks.") else ""
     return int(part) if part.isdecimal() else -1
