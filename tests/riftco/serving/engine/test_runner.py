@@ -328,8 +328,7 @@ def test_an_error_of_one_request_is_not_its_neighbours(spoilt: ModelBundle) -> N
     wanted = [GenerationRequest(healthy[:20], 30, top_logprobs=2), GenerationRequest(healthy, 30)]
     others = [
         GenerationRequest((1, 7, 2), 9),
-        GenerationRequest(healthy, 9, SamplingParams(repetition_penalty=1e-308)),
-        GenerationRequest(healthy, 9, SamplingParams(1.0, top_p=5e-324)),
+        GenerationRequest(healthy, 9, SamplingParams(repetition_penalty=3e-308)),
         GenerationRequest(healthy, 9, SamplingParams(presence_penalty=-1.7e308, frequency_penalty=-1.7e308)),
     ]
     with engine(spoilt) as live:
