@@ -68,9 +68,11 @@ def create_app(
 
 def _add_routes(app: FastAPI, dispatch: Dispatch, access: Access, progress: Progress) -> None:
     shelf, metrics = dispatch.shelf, dispatch.metrics
+    document, policy = page()
+    openapi_document = described(app.version, shelf.config, shelf.names)
 
     async def chat(request: Request) -> Response:
-        return html_answer(*page())
+        return html_answer(document, policy)
 
     async def health(request: Request) -> Response:
         value = _health(shelf) | {"keys": bool(access.keys), "models": list(shelf.names)}
@@ -88,7 +90,7 @@ def _add_routes(app: FastAPI, dispatch: Dispatch, access: Access, progress: Prog
         return Response(metrics.text(), 200, protective_headers(), CONTENT_TYPE)
 
     async def openapi(request: Request) -> Response:
-        return json_answer(document)
+        return json_answer(openapi_document)
 
     for path in ("/", "/chat"):
         app.add_api_route(path, chat)
@@ -102,7 +104,6 @@ def _add_routes(app: FastAPI, dispatch: Dispatch, access: Access, progress: Prog
     app.add_api_route(CHAT, chat_handler(dispatch), methods=["POST"])
     app.add_api_route(MODELS, models_handler(dispatch))
     app.add_api_route(f"{MODELS}/{{model:path}}", model_handler(dispatch))
-    document = described(app.version, shelf.config, shelf.names)
 
 
 def _methods(app: FastAPI) -> Mapping[str, str]:
@@ -131,12 +132,15 @@ def _not_ready(shelf: Shelf, progress: Progress) -> str | None:
     """Why no further request should be sent here, if so."""
     if progress.draining:
         return "the server is shutting down"
-    service, health = shelf.loaded(shelf.default), _health_of(shelf, shelf.default)
-    if service is None or health is None:
+    services = [service for name in shelf.names if (service := shelf.loaded(name)) is not None]
+    if not services:
         return "no model is loaded"
-    if health["status"] != "ok":
-        return f"the engine is {health['status']}"
+    status = _health(shelf)["status"]
+    if status != "ok":
+        return f"the engine is {status}"
+    return "the queue is full" if all(map(_is_full, services)) else None
+
+
+def _is_full(service: ModelService) -> bool:
     stats, config = service.engine.stats(), service.config
-    if stats.running + stats.waiting >= config.maximum_running + config.maximum_waiting:
-        return "the queue is full"
-    return None
+    return stats.running + stats.waiting >= config.maximum_running + config.maximum_waiting

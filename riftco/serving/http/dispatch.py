@@ -4,13 +4,16 @@ Whatever a request holds, its model and its place in the engine, hangs on the re
 the guard closes when the request is over; so a client that leaves cancels what it asked for.
 """
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial, wraps
 from http import HTTPStatus
+from typing import TypeVar, TypeVarTuple
 
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -25,6 +28,8 @@ from riftco.serving.service import ModelService
 
 _logger = logging.getLogger("riftco.serving")
 Handler = Callable[[Request], Awaitable[Response]]
+Result = TypeVar("Result")
+Arguments = TypeVarTuple("Arguments")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +57,29 @@ class Dispatch:
     shelf: Shelf
     metrics: Metrics
     bell: Bell = field(default_factory=Bell)
+    loading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    def borrow(self, name: str | None, client: Client) -> ModelService:
-        """A model, loaded if need be, for as long as the request lasts. Call it from a worker thread."""
-        service = self.shelf.acquire(name)
+    async def borrow(self, name: str | None, client: Client) -> ModelService:
+        """A model, loaded if need be, for as long as the request lasts; RefusedError when it cannot be."""
+        service = self.shelf.take(name)
+        if service is None:
+            async with self.loading:  # whoever waits for a load waits here, and leaves the threads to others
+                return await in_thread(self._load, name, client)
+        client.resources.callback(self.shelf.release, name)
+        return service
+
+    def _load(self, name: str | None, client: Client) -> ModelService:
+        try:
+            service = self.shelf.acquire(name)
+        except RefusedError:
+            raise
+        except Exception:
+            # a bundle that is damaged or gone: the log tells which file, the client that it is not its fault
+            name = name or self.shelf.default
+            _logger.exception("the model %r could not be loaded", name)
+            detail = f"the model {name!r} could not be loaded"
+            refusal = Refusal(HTTPStatus.SERVICE_UNAVAILABLE, detail, code="model_not_loaded")
+            raise RefusedError(refusal) from None
         client.resources.callback(self.shelf.release, name)
         return service
 
@@ -81,6 +105,20 @@ class Dispatch:
             raise RefusedError(bad_request(str(error))) from None
         client.resources.callback(queue.cancel)
         return queue
+
+
+async def in_thread(work: Callable[[*Arguments], Result], *args: *Arguments) -> Result:
+    """`run_in_threadpool`, but a cancelled caller waits for the thread.
+
+    What the thread takes would otherwise come when what gives it back is over.
+    """
+    running = asyncio.ensure_future(run_in_threadpool(work, *args))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait([running])
+        running.exception()  # nobody is left to be told, which asyncio would complain of
+        raise
 
 
 def bad_request(detail: str, code: str | None = None, param: str | None = None) -> Refusal:

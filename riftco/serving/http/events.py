@@ -9,7 +9,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from riftco.serving.engine import Engine, Event, GenerationRequest
-from riftco.serving.http.answers import json_text, protective_headers
+from riftco.serving.http.answers import json_text, protective_headers, refusal_answer
+from riftco.serving.http.request_policy import RefusedError
 
 Observe = Callable[[GenerationRequest], Callable[[Event], None]]
 """Told of a request, gives what is to be told of its events, on the engine's thread."""
@@ -105,7 +106,8 @@ def _joined(first: Event, then: Event) -> Event:
 class EventStream(Response):
     """Server-sent events, one `data:` line of JSON each, ended by `data: [DONE]`.
 
-    The head waits for the first of them: until it is sent, a client that left is noticed at once.
+    The head waits for the first of them: until it is sent, a client that left is noticed at once. Where there
+    is a RefusedError instead of a first one, the answer is that refusal.
     """
 
     def __init__(self, values: AsyncIterator[dict[str, Any]], headers: dict[str, str] | None = None) -> None:
@@ -117,7 +119,11 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         values = aiter(self._values)
-        value = await anext(values, None)
+        try:
+            value = await anext(values, None)
+        except RefusedError as error:
+            await refusal_answer(error.refusal, scope["path"])(scope, receive, send)
+            return
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         while value is not None:
             data = b"data: " + json_text(value) + b"\n\n"

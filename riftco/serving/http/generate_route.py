@@ -5,24 +5,25 @@ with a stream only) and `model`.
 """
 
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
 from riftco.serving.engine import Event, GenerationRequest
 from riftco.serving.generator import require_count
 from riftco.serving.http.answers import error_value, json_answer
-from riftco.serving.http.dispatch import Client, Dispatch, Handler, answering, bad_request, failure
+from riftco.serving.http.dispatch import Client, Dispatch, Handler, answering, bad_request, failure, in_thread
 from riftco.serving.http.events import EventQueue, EventStream
 from riftco.serving.http.request_policy import RefusedError
 from riftco.serving.service import ModelService, contract_sampling
 
 PATH = "/v1/generate"
 _MOST_STOPS, _LONGEST_STOP = 16, 1_000  # each is looked for after each token
+Result = TypeVar("Result")
 _FIELDS = frozenset(
     {"prompt", "max_new_tokens", "temperature", "top_k", "seed", "stream", "stop", "logprobs", "model"}
 )
@@ -46,22 +47,23 @@ def generate_handler(dispatch: Dispatch) -> Handler:
     @answering
     async def generate(request: Request) -> Response:
         client, body = Client.of(request), await request.body()
-        asked = await run_in_threadpool(_understand, dispatch, body, client)
+        fields = await in_thread(_understood, partial(request_fields, body))
+        service = await dispatch.borrow(fields.get("model"), client)
+        asked = await in_thread(_understood, partial(_asked, service, fields, client.salt))
         queue = None
         if asked.generation is not None:
             queue = dispatch.submit(asked.service, asked.model, [asked.generation], client)
         if asked.stream:
             return EventStream(_stream(asked, queue))
-        return json_answer(_answer(asked, await _tokens(queue)))
+        return await in_thread(_answer, asked, await _tokens(queue))
 
     return generate
 
 
-def _understand(dispatch: Dispatch, body: bytes, client: Client) -> _Asked:
+def _understood(read: Callable[[], Result]) -> Result:
+    """What a part of a request says; RefusedError (400) where it is wrong."""
     try:
-        fields = request_fields(body)
-        service = dispatch.borrow(fields.get("model"), client)
-        return _asked(service, fields, client.salt)
+        return read()
     except (TypeError, ValueError) as error:
         raise RefusedError(bad_request(str(error))) from None
 
@@ -134,10 +136,10 @@ async def _tokens(queue: EventQueue | None) -> list[Event]:
     return events
 
 
-def _answer(asked: _Asked, events: Sequence[Event]) -> dict[str, Any]:
+def _answer(asked: _Asked, events: Sequence[Event]) -> Response:
     generated_ids = [token_id for event in events for token_id in event.token_ids]
     generated = "".join(event.text for event in events)
-    return {
+    value = {
         "artifact_id": asked.service.artifact_id,
         "prompt": asked.prompt,
         "text": asked.prompt + generated,
@@ -146,20 +148,26 @@ def _answer(asked: _Asked, events: Sequence[Event]) -> dict[str, Any]:
         "generated_token_ids": generated_ids,
         "token_ids": [*asked.prompt_ids, *generated_ids],
     }
+    return json_answer(value)
 
 
 async def _stream(asked: _Asked, queue: EventQueue | None) -> AsyncIterator[dict[str, Any]]:
+    """The events of an answer; a failure is the last one, or a RefusedError where it is the first."""
     vocabulary = asked.service.tokenizer.vocabulary
     usage = {"prompt_tokens": len(asked.prompt_ids), "cached_tokens": 0, "generated_tokens": 0}
     last: dict[str, Any] = {"finish_reason": "length", "usage": usage}
+    begun = False
     if queue is not None:
         async for _, event in queue:
             if event.token_ids or event.text:
+                begun = True
                 yield _news(event, vocabulary)
             if event.finish is not None:
                 last["finish_reason"] = event.finish
                 last["usage"] = usage if event.usage is None else asdict(event.usage)
                 refusal = failure(event)
+                if refusal and not begun:
+                    raise RefusedError(refusal)
                 last |= error_value(refusal, PATH) if refusal else {}
     yield last
 

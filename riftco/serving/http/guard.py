@@ -123,9 +123,15 @@ async def _serve(app: ASGIApp, scope: Scope, body: bytes, receive: Receive, send
 
     async def tracked(message: Message) -> None:
         nonlocal answered
-        # set first: uvicorn reports an answered client as gone, while the app may still be cleaning up
-        answered = message["type"] == "http.response.body" and not message.get("more_body", False)
+        last = message["type"] == "http.response.body" and not message.get("more_body", False)
+        if last:
+            # uvicorn writes without waiting, but only once the client has taken what was written before: the
+            # end of an answer, sent by itself, is sent when all else has been taken
+            await send({**message, "more_body": True})
+            message = {**message, "body": b""}
         await send(message)
+        # at once: uvicorn reports an answered client as gone, while the app may still be cleaning up
+        answered = last
 
     async def work() -> None:
         await app(scope, _replay(body), tracked)

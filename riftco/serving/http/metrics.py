@@ -54,18 +54,16 @@ class Metrics:
         self.whole = self._histogram("e2e_request_latency_seconds", "Until the last event.")
         self.prompt_tokens = self._histogram("request_prompt_tokens", "Tokens of a prompt.", _TOKENS)
         self.generated_tokens = self._histogram("request_generation_tokens", "Tokens generated.", _TOKENS)
-        self._most = self._histogram("request_params_max_tokens", "Tokens asked for.", _TOKENS)
-        self._choices = self._histogram("request_params_n", "Choices asked for.", _CHOICES)
+        self.most_tokens = self._histogram("request_params_max_tokens", "Tokens asked for.", _TOKENS)
+        self.choices = self._histogram("request_params_n", "Choices asked for.", _CHOICES)
 
     def observe_answer(self, path: str, status: int) -> None:
         """Count an HTTP answer; `path` must be one of a few."""
         self._http.labels(path, str(status)).inc()
 
     def observe_request(self, model: str, request: GenerationRequest) -> Callable[[Event], None]:
-        """Count a request from now on; the result is to be told of all its events."""
-        self._most.labels(model).observe(request.max_new_tokens)
-        self._choices.labels(model).observe(request.choices)
-        return _Observation(self, model).observe
+        """Time a request from now on; the result is to be told of its events and counts it with the first."""
+        return _Observation(self, model, request).observe
 
     def text(self) -> bytes:
         """Everything, in Prometheus's text format."""
@@ -78,7 +76,10 @@ class Metrics:
 class _Observation:
     """The times of one request's events. Used on the engine's thread only."""
 
-    def __init__(self, metrics: Metrics, model: str) -> None:
+    def __init__(self, metrics: Metrics, model: str, request: GenerationRequest) -> None:
+        self._most = metrics.most_tokens.labels(model)
+        self._choices = metrics.choices.labels(model)
+        self._request: GenerationRequest | None = request
         self._first = metrics.first_token.labels(model)
         self._between = metrics.between_tokens.labels(model)
         self._whole = metrics.whole.labels(model)
@@ -89,6 +90,10 @@ class _Observation:
 
     def observe(self, event: Event) -> None:
         now = monotonic()
+        if self._request is not None:  # now it is certain that the engine took it
+            self._most.observe(self._request.max_new_tokens)
+            self._choices.observe(self._request.choices)
+            self._request = None
         for _ in event.token_ids:
             latest = self._latest.get(event.choice)
             if latest is None:

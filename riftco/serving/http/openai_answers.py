@@ -72,13 +72,16 @@ class Writer:
             "system_fingerprint": f"riftco-{task.service.artifact_id[:12]}-{mode}",
         }
 
-    async def whole(self, queue: EventQueue) -> Value:
-        """The answer in one piece; RefusedError when a choice failed."""
+    async def collect(self, queue: EventQueue) -> None:
+        """Await all of the answer; RefusedError when a choice failed."""
         async for index, event in queue:
             refusal = failure(event)
             if refusal is not None:
                 raise RefusedError(refusal)
             self._choice(index, event)[1].extend(event)
+
+    def whole(self) -> Value:
+        """What was collected, in one piece."""
         choices = [
             {"index": i, "finish_reason": c.finish, **self._style.whole(c, self._vocabulary)}
             for i, c in enumerate(self._choices)
@@ -86,20 +89,24 @@ class Writer:
         return {**self._head, "object": self._style.kind, "choices": choices, "usage": self._usage()}
 
     async def chunks(self, queue: EventQueue) -> AsyncIterator[Value]:
-        """The answer as it comes into being; a failure is its last chunk."""
+        """The answer as it comes into being; a failure is its last chunk, or a RefusedError as its first."""
         options = self._task.asked.stream_options
         counts = bool(options and options.include_usage)
         openings = [o for i in range(len(self._choices)) if (o := self._style.opening(i)) is not None]
+        begun = False
         async for request, event in queue:
             refusal = failure(event)
             if refusal is not None:
+                if not begun:
+                    raise RefusedError(refusal)
                 yield error_value(refusal, self._style.path)
                 return
             while openings:
+                begun = True
                 yield self._chunk([openings.pop(0)], counts)
             index, choice = self._choice(request, event)
             if event.text or event.logprobs or event.finish:
-                piece = self._style.piece(choice, event, self._vocabulary)
+                begun, piece = True, self._style.piece(choice, event, self._vocabulary)
                 yield self._chunk([{"index": index, "finish_reason": event.finish, **piece}], counts)
             choice.extend(event)
         if counts:
@@ -155,7 +162,9 @@ class CompletionStyle:
             "tokens": [spelled(vocabulary[one.token_id]) for one in logprobs],
             "token_logprobs": [one.logprob for one in logprobs],
             "top_logprobs": [
-                {spelled(vocabulary[token_id]): logprob for token_id, logprob in one.top} for one in logprobs
+                # with the token itself, as OpenAI's has it, also where it is none of the likeliest
+                {spelled(vocabulary[i]): logprob for i, logprob in (*one.top, (one.token_id, one.logprob))}
+                for one in logprobs
             ],
             "text_offset": offsets,
         }

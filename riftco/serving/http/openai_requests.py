@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 
 from riftco.chat_template import ChatMessage, Role
 from riftco.serving.engine import GenerationRequest, SamplingParams
-from riftco.serving.http.dispatch import Client, Dispatch, bad_request
+from riftco.serving.http.dispatch import bad_request
 from riftco.serving.http.openai_schema import UNSERVED, ChatRequest, CompletionRequest, Message, Sampling
 from riftco.serving.http.request_policy import Refusal, RefusedError
 from riftco.serving.http.strict_json import parse_object
@@ -54,23 +54,21 @@ def parse_request(body: bytes, kind: type[Request]) -> Request:
         raise RefusedError(bad_request(str(error), code="invalid_json")) from None
 
 
-def completion_task(asked: CompletionRequest, dispatch: Dispatch, client: Client) -> Task:
+def completion_task(asked: CompletionRequest, service: ModelService, salt: bytes) -> Task:
     """What to do for `/v1/completions`. RefusedError says why it cannot be done."""
-    service = dispatch.borrow(asked.model, client)
     prompts = [_token_ids(service, prompt) for prompt in _prompts(asked.prompt)]
     most = _count(service, "max_tokens", asked.max_tokens, _DEFAULT_COMPLETION_TOKENS)
     stop = _texts(asked.stop)
-    return _task(asked, service, client, prompts, "prompt", most, stop, asked.logprobs)
+    return _task(asked, service, salt, prompts, "prompt", most, stop, asked.logprobs)
 
 
-def chat_task(asked: ChatRequest, dispatch: Dispatch, client: Client) -> Task:
+def chat_task(asked: ChatRequest, service: ModelService, salt: bytes) -> Task:
     """What to do for `/v1/chat/completions`. RefusedError says why it cannot be done."""
     if asked.top_logprobs is not None and not asked.logprobs:
         raise RefusedError(bad_request("top_logprobs needs logprobs", "invalid_value", "top_logprobs"))
     if asked.max_tokens is not None and asked.max_completion_tokens is not None:
         detail = "max_tokens and max_completion_tokens are one setting; give one of them"
         raise RefusedError(bad_request(detail, "invalid_value", "max_tokens"))
-    service = dispatch.borrow(asked.model, client)
     try:
         prompt_ids = service.prompt_ids(service.template.render([_chat_message(m) for m in asked.messages]))
     except ValueError as error:
@@ -79,13 +77,13 @@ def chat_task(asked: ChatRequest, dispatch: Dispatch, client: Client) -> Task:
     most = _count(service, name, getattr(asked, name), service.config.maximum_new_tokens)
     stop = _texts(asked.stop) + service.template.stop
     logprobs = (asked.top_logprobs or 0) if asked.logprobs else None
-    return _task(asked, service, client, [prompt_ids], "messages", most, stop, logprobs)
+    return _task(asked, service, salt, [prompt_ids], "messages", most, stop, logprobs)
 
 
 def _task(
     asked: Sampling,
     service: ModelService,
-    client: Client,
+    salt: bytes,
     prompts: Sequence[tuple[int, ...]],
     param: str,
     most: int,
@@ -101,18 +99,23 @@ def _task(
             "at least one token must be able to follow"
         )
         raise RefusedError(bad_request(detail, "context_length_exceeded", param))
+    choices = asked.n or 1
+    room = service.config.maximum_running + service.config.maximum_waiting
+    if len(prompts) * choices > room:
+        detail = f"{len(prompts)} prompts with {choices} choices each; at most {room} choices are admitted"
+        raise RefusedError(bad_request(detail, "invalid_value", "n" if choices > 1 else param))
     sampling = _sampling(asked, len(service.tokenizer.vocabulary))
     generations = tuple(
         GenerationRequest(
             prompt_ids,
             most,
             sampling,
-            choices=asked.n or 1,
+            choices=choices,
             stop=stop,
             overflow="stop",
             top_logprobs=logprobs,
             seconds=service.config.request_seconds,
-            salt=client.salt,
+            salt=salt,
         )
         for prompt_ids in prompts
     )

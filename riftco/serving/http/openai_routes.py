@@ -6,17 +6,18 @@ from functools import partial
 from http import HTTPStatus
 from urllib.parse import unquote
 
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
 from riftco.serving.http.answers import json_answer
-from riftco.serving.http.dispatch import Client, Dispatch, Handler, answering
+from riftco.serving.http.dispatch import Client, Dispatch, Handler, answering, in_thread
 from riftco.serving.http.events import EventStream
 from riftco.serving.http.openai_answers import ChatStyle, CompletionStyle, Style, Value, Writer
+from riftco.serving.http.openai_requests import Request as Asked
 from riftco.serving.http.openai_requests import Task, chat_task, completion_task, parse_request
 from riftco.serving.http.openai_schema import ChatRequest, CompletionRequest
 from riftco.serving.http.request_policy import Refusal, RefusedError
+from riftco.serving.service import ModelService
 
 MODELS, COMPLETIONS, CHAT = "/v1/models", "/v1/completions", "/v1/chat/completions"
 
@@ -24,19 +25,13 @@ MODELS, COMPLETIONS, CHAT = "/v1/models", "/v1/completions", "/v1/chat/completio
 def completions_handler(dispatch: Dispatch) -> Handler:
     """`POST /v1/completions`."""
 
-    def prepare(body: bytes, client: Client) -> Task:
-        return completion_task(parse_request(body, CompletionRequest), dispatch, client)
-
-    return answering(partial(_answer, dispatch, prepare, CompletionStyle()))
+    return answering(partial(_answer, dispatch, CompletionRequest, completion_task, CompletionStyle()))
 
 
 def chat_handler(dispatch: Dispatch) -> Handler:
     """`POST /v1/chat/completions`."""
 
-    def prepare(body: bytes, client: Client) -> Task:
-        return chat_task(parse_request(body, ChatRequest), dispatch, client)
-
-    return answering(partial(_answer, dispatch, prepare, ChatStyle()))
+    return answering(partial(_answer, dispatch, ChatRequest, chat_task, ChatStyle()))
 
 
 def models_handler(dispatch: Dispatch) -> Handler:
@@ -71,12 +66,19 @@ def _card(name: str, created: int) -> Value:
 
 
 async def _answer(
-    dispatch: Dispatch, prepare: Callable[[bytes, Client], Task], style: Style, request: Request
+    dispatch: Dispatch,
+    kind: type[Asked],
+    prepare: Callable[[Asked, ModelService, bytes], Task],
+    style: Style,
+    request: Request,
 ) -> Response:
     client, body = Client.of(request), await request.body()
-    task = await run_in_threadpool(prepare, body, client)
+    asked = await in_thread(parse_request, body, kind)
+    service = await dispatch.borrow(asked.model, client)
+    task = await in_thread(prepare, asked, service, client.salt)
     queue = dispatch.submit(task.service, task.asked.model, task.generations, client)
     writer, headers = Writer(task, style), {"X-Riftco-Seed": str(task.seed)}
     if task.asked.stream:
         return EventStream(writer.chunks(queue), headers)
-    return json_answer(await writer.whole(queue), headers=headers)
+    await writer.collect(queue)
+    return await in_thread(lambda: json_answer(writer.whole(), headers=headers))

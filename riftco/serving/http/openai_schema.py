@@ -1,7 +1,8 @@
 """What OpenAI's API accepts and answers, as far as it is served here; the source of `/openapi.json`.
 
 Requests are strict: no field beyond these, no conversion between types. A parameter that we know but do not
-serve is declared with the one value that asks for nothing.
+serve is declared with the one value that asks for nothing. Lists fail fast: an error for each of the half
+million things that a body can hold would take seconds.
 """
 
 from typing import Annotated, Any, Literal
@@ -13,11 +14,12 @@ _LEAST_SHARE = 1e-6  # above 0, and far from where floats end
 _LEAST_SEED, _LARGEST_SEED = -(2**63), 2**64 - 1
 
 TokenId = Annotated[int, Field(ge=0, le=2**32 - 1)]
+TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 Text = Annotated[str, Field(min_length=1)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Penalty = Annotated[Number, Field(ge=-2, le=2)]
 StopText = Annotated[str, Field(min_length=1, max_length=1_000)]
-Stop = StopText | Annotated[list[StopText], Field(max_length=4)]
+Stop = StopText | Annotated[list[StopText], Field(max_length=4, fail_fast=True)]
 
 
 class Strict(BaseModel):
@@ -59,12 +61,9 @@ class CompletionRequest(Sampling):
 
     prompt: (
         Text
-        | Annotated[list[Text], Field(min_length=1, max_length=MOST_CHOICES)]
-        | Annotated[list[TokenId], Field(min_length=1)]
-        | Annotated[
-            list[Annotated[list[TokenId], Field(min_length=1)]],
-            Field(min_length=1, max_length=MOST_CHOICES),
-        ]
+        | Annotated[list[Text], Field(min_length=1, max_length=MOST_CHOICES, fail_fast=True)]
+        | TokenIds
+        | Annotated[list[TokenIds], Field(min_length=1, max_length=MOST_CHOICES, fail_fast=True)]
     )
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
@@ -81,10 +80,15 @@ class TextPart(Strict):
 
 
 class Message(Strict):
-    """A turn of a conversation."""
+    """A turn of a conversation, which may be an answer just as OpenAI's client hands it out."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(min_length=1)]
+    content: str | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)]
+    refusal: None = None
+    annotations: None = None
+    audio: None = None
+    function_call: None = None
+    tool_calls: None = None
 
 
 class TextFormat(Strict):
@@ -96,7 +100,7 @@ class TextFormat(Strict):
 class ChatRequest(Sampling):
     """`POST /v1/chat/completions`."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None

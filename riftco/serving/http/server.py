@@ -10,26 +10,23 @@ import signal
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from threading import Thread, current_thread, main_thread
 from time import monotonic, sleep
 
 import uvicorn
 
-from artifacts import ModelBundle
 from riftco.config import ServingConfig
 from riftco.serving.http.access import Access
 from riftco.serving.http.app import create_app
 from riftco.serving.http.limits import TimeLimits
 from riftco.serving.http.protocol import ServingProtocol
-from riftco.serving.http.request_policy import is_loopback
-from riftco.serving.http.shelf import DEFAULT_NAME, Shelf
+from riftco.serving.http.request_policy import RefusedError, is_loopback
+from riftco.serving.http.shelf import DEFAULT_NAME, Shelf, Source
 from riftco.serving.service import ModelService
 
 _CANCEL_SECONDS = 1
 _POLL_SECONDS = 0.05
 _logger = logging.getLogger("riftco.serving")
-Source = ModelBundle | str | Path
 
 
 def serve(
@@ -46,14 +43,17 @@ def serve(
     """Serve a bundle, the file of one, or several by name, until SIGINT or SIGTERM; see `Shelf` for several.
 
     Port 0 takes a free one; `ready` is called with the server's URL once it listens. TypeError or ValueError
-    for a port outside 0...65535 and for an address open to others without API keys, OSError when the address
-    cannot be bound, errors of the first bundle as it loads.
+    for a port outside 0...65535, for an address open to others without API keys and for a first bundle larger
+    than `memory_bytes`, OSError when the address cannot be bound, errors of that bundle as it loads.
     """
     sources = bundle if isinstance(bundle, Mapping) else {DEFAULT_NAME: bundle}
     limits = limits if limits is not None else TimeLimits()
     with _listen(host, port, access) as listener:
         shelf = Shelf(sources, config, memory_bytes=memory_bytes)
-        shelf.acquire()
+        try:
+            shelf.acquire()
+        except RefusedError as error:  # there is no client yet whom a refusal would tell anything
+            raise ValueError(error.refusal.detail) from None
         shelf.release()
         server = _Server(shelf, host, access, limits)
         try:
@@ -142,7 +142,10 @@ def _listen(host: str, port: int, access: Access | None) -> socket.socket:
     if not 0 <= port <= 65_535:
         raise ValueError(f"port must be between 0 and 65535, got {port}")
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    return socket.create_server(address[:2], family=family)
+    listener = socket.create_server(address[:2], family=family)
+    # Inherited by connections, which asyncio does not set it for: a kept one would wait 40 ms for each answer.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
 
 
 def _url(host: str, listener: socket.socket) -> str:

@@ -18,7 +18,7 @@ from artifacts import ModelBundle
 from riftco.config import ServingConfig
 from riftco.serving.engine import EngineStats
 from riftco.serving.http.request_policy import Refusal, RefusedError
-from riftco.serving.service import ModelService
+from riftco.serving.service import ModelService, page_layout
 
 Source = ModelBundle | str | Path
 DEFAULT_NAME = "riftco"
@@ -87,7 +87,8 @@ class Shelf:
     def acquire(self, name: str | None = None) -> ModelService:
         """The service of a model, which stays loaded until `release`.
 
-        RefusedError: 404 for an unknown name, 503 when there is no room for it at present or at all.
+        RefusedError: 404 for an unknown name, 503 when there is no room for it at present or at all, or when
+        the shelf is closed. Errors of its bundle as it loads.
         """
         entry = self._entry(name)
         if (service := self._take(entry)) is not None:
@@ -97,6 +98,10 @@ class Shelf:
                 self._load(entry, name or self.default)
             assert entry.service is not None
             return entry.service
+
+    def take(self, name: str | None = None) -> ModelService | None:
+        """As `acquire`, but without waiting: None for a model that is not loaded."""
+        return self._take(self._entry(name))
 
     def release(self, name: str | None = None) -> None:
         """The end of a use; once for each `acquire`."""
@@ -144,7 +149,8 @@ class Shelf:
     def _load(self, entry: _Entry, name: str) -> None:
         """Load a model, already in use."""
         if self._closed:
-            raise RuntimeError("the shelf is closed")
+            unavailable = HTTPStatus.SERVICE_UNAVAILABLE
+            raise RefusedError(Refusal(unavailable, "the shelf is closed", retry_after=5, code="closed"))
         assert entry.source is not None
         bundle = entry.source if isinstance(entry.source, ModelBundle) else ModelBundle.load(entry.source)
         size = serving_bytes(bundle, self.config)
@@ -169,12 +175,20 @@ class Shelf:
             self._unload(min(idle, key=lambda entry: entry.used_at))
 
     def _idle_beyond(self, budget: int) -> list[_Entry] | None:
-        """Models that may be unloaded, or None when all the loaded ones together are within a budget."""
+        """Models that may be unloaded, or None when all the loaded ones together are within a budget.
+
+        Not those whose engines hang: closing one would never end, and health would no longer tell of it.
+        """
         with self._lock:
             loaded = [entry for entry in self._entries.values() if entry.service is not None]
             if sum(entry.size for entry in loaded) <= budget:
                 return None
-            return [entry for entry in loaded if entry.source is not None and not entry.uses]
+            return [entry for entry in loaded if entry.source is not None and self._is_idle(entry)]
+
+    def _is_idle(self, entry: _Entry) -> bool:
+        service = entry.service
+        alive = service is not None and service.engine.heartbeat_age <= self.config.stall_seconds
+        return alive and not entry.uses
 
     def _unload(self, entry: _Entry, *, forced: bool = False) -> None:
         """Close a model's service, unless it is used (again); `forced` does not ask."""
@@ -191,12 +205,16 @@ class Shelf:
 def serving_bytes(bundle: ModelBundle, config: ServingConfig) -> int:
     """Memory of a served bundle: its weights, and float32 keys and values for all its pages."""
     model = bundle.config
-    page_size = config.kv_cache_block_size if config.kv_cache == "paged" else model.maximum_context
-    pages = config.kv_cache_block_count or config.maximum_running * math.ceil(
-        model.maximum_context / page_size
-    )
+    page_size, pages = page_layout(config, model.maximum_context)
     cache = 2 * 4 * model.block_count * pages * page_size * model.model_width
-    return math.ceil(bundle.weights.size * _WEIGHT_BYTES[config.weights]) + cache
+    linear, kept = _WEIGHT_BYTES[config.weights], 4.0
+    weights = sum(x.size * (linear if _is_linear(name) else kept) for name, x in bundle.tensors().items())
+    return math.ceil(weights) + cache
+
+
+def _is_linear(name: str) -> bool:
+    """Whether a tensor is stored as `ServingConfig.weights` says; the others stay float32."""
+    return name.endswith(".weight") and not name.endswith("embedding.weight")
 
 
 def _sum(past: EngineStats | None, service: ModelService | None) -> EngineStats | None:

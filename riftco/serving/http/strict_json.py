@@ -1,10 +1,14 @@
-"""Request bodies as JSON that means one thing only: no key twice, no NaN, no half of a character."""
+"""Request bodies as JSON that means one thing only: no key twice, no NaN, no half of a character.
+
+Nor may an object have more keys than any request has: each unknown one would be an error of its own.
+"""
 
 import json
 import re
 from collections import Counter
 from typing import Any
 
+_MOST_KEYS = 64
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -22,6 +26,8 @@ def parse_object(body: bytes) -> dict[str, Any]:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(pairs) > _MOST_KEYS:
+        raise ValueError(f"request JSON has an object of {len(pairs)} keys, more than {_MOST_KEYS}")
     value = dict(pairs)
     if len(value) < len(pairs):
         twice = Counter(name for name, _ in pairs).most_common(1)[0][0]

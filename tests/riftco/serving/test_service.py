@@ -14,8 +14,8 @@ from artifacts import ModelBundle, ModelConfig, TokenizerSpec
 from kernels import DecodeStep
 from riftco.config import ServingConfig
 from riftco.serving import ModelService, TemperatureSampler, TextGenerator
-from riftco.serving.service import page_layout
 from riftco.serving.engine import GenerationRequest, SamplingParams, generate, runner
+from riftco.serving.service import page_layout
 from tests.riftco.serving.models import BUNDLES, bundle, runtime
 from tests.support import fixture
 

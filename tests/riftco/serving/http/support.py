@@ -1,11 +1,14 @@
 """What the tests of the HTTP service share: a bundle that can chat, an engine that stands still, figures."""
 
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from itertools import count
 from threading import Event
 from typing import Any
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from artifacts import ModelBundle, ModelConfig
@@ -50,6 +53,24 @@ def held_engine(service: ModelService) -> Iterator[Hold]:
     finally:
         hold.end.set()
         runner.run = run  # type: ignore[method-assign]
+
+
+def fail_from_step(number: int, service: ModelService, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the steps of an engine fail after so many that succeed."""
+    run, steps = service.engine._runner.run, count()
+
+    def failing(plan: Any) -> Any:
+        if next(steps) >= number:
+            raise RuntimeError("secret")
+        return run(plan)
+
+    monkeypatch.setattr(service.engine._runner, "run", failing)
+
+
+def leave(connection: socket.socket) -> None:
+    """Close a connection with a reset, which the server sees at once."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    connection.close()
 
 
 def get(path: str, **headers: str) -> bytes:

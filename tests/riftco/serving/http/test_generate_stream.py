@@ -10,7 +10,7 @@ import pytest
 
 from riftco.config import ServingConfig
 from riftco.serving import ModelService, background_server
-from tests.riftco.serving.http.support import any_text_bundle, held_engine
+from tests.riftco.serving.http.support import any_text_bundle, fail_from_step, held_engine
 from tests.riftco.serving.http.wire import connect, exchange, post, read_answer, read_stream, wait_until
 from tests.riftco.serving.models import bundle
 
@@ -109,13 +109,20 @@ def test_wrong_fields_are_named_before_a_stream(url: str, changes: dict[str, Any
 def test_a_failure_is_the_last_event_of_a_stream(
     url: str, service: ModelService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(_: object) -> None:
-        raise RuntimeError("secret")
-
-    monkeypatch.setattr(service.engine._runner, "run", broken)
-    (last,) = streamed(url, ASK)
+    fail_from_step(2, service, monkeypatch)
+    *news, last = streamed(url, ASK)
+    assert sum(len(event["token_ids"]) for event in news) == 2
     assert (last["finish_reason"], last["detail"]) == ("error", "generation failed")
-    assert last["usage"]["generated_tokens"] == 0
+    assert last["usage"]["generated_tokens"] == 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_failure_before_anything_else_is_a_status(
+    url: str, service: ModelService, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    fail_from_step(0, service, monkeypatch)
+    answer = exchange(url, post(ASK | {"stream": stream}))
+    assert (answer.status, answer.json["detail"]) == (500, "generation failed")
 
 
 def test_a_request_past_its_deadline_is_a_504_or_a_last_event() -> None:
@@ -131,7 +138,7 @@ def test_a_request_past_its_deadline_is_a_504_or_a_last_event() -> None:
                 assert hold.reached.wait(10)
                 sleep(0.2)
                 hold.end.set()
-                if stream:
+                if stream:  # of which the step that was held is the beginning
                     last = read_stream(answer)[-1]
                     assert (last["finish_reason"], last["error"]) == ("timeout", "Gateway Timeout")
                 else:

@@ -9,7 +9,7 @@ import pytest
 from riftco.config import ServingConfig
 from riftco.serving import ModelService, background_server
 from tests.riftco.serving.http.support import any_text_bundle, figures, get, held_engine
-from tests.riftco.serving.http.wire import connect, exchange, post, read_stream, wait_until
+from tests.riftco.serving.http.wire import connect, exchange, post, read_answer, read_stream, wait_until
 
 CONFIG = ServingConfig(backend="cpu", maximum_new_tokens=40, maximum_running=3, maximum_waiting=200)
 NAMES = {
@@ -63,6 +63,21 @@ def test_what_runs_and_waits_is_counted_now(url: str, service: ModelService) -> 
     found = figures(url)
     assert (found["num_requests_running"], found["num_requests_waiting"]) == (0, 0)
     assert (found["request_params_n_sum"], found["request_params_n_count"]) == (5, 1)
+
+
+def test_what_was_refused_was_no_request() -> None:
+    config = CONFIG.model_copy(update={"maximum_running": 1, "maximum_waiting": 1})
+    body = {"model": "riftco", "prompt": "a", "n": 2, "max_tokens": 3}
+    with ModelService(any_text_bundle(48), config) as service, background_server(service) as url:
+        with held_engine(service) as hold, connect(url) as connection, connection.makefile("rb") as stream:
+            connection.sendall(post(body, "/v1/completions"))
+            assert hold.reached.wait(10)
+            assert exchange(url, post(body, "/v1/completions")).status == 429
+            hold.end.set()
+            assert read_answer(stream).status == 200
+        found = figures(url)
+    assert (found["request_params_n_sum"], found["request_params_n_count"]) == (2, 1)
+    assert found["request_params_max_tokens_count"] == 1
 
 
 def ask_at_random(url: str, rng: random.Random) -> tuple[int, bool]:

@@ -9,7 +9,7 @@ import pytest
 from riftco.config import ServingConfig
 from riftco.serving import ModelService, background_server
 from riftco.serving.http.openai_schema import Completion
-from tests.riftco.serving.http.support import SAMPLED, any_text_bundle, held_engine
+from tests.riftco.serving.http.support import SAMPLED, any_text_bundle, fail_from_step, held_engine
 from tests.riftco.serving.http.wire import connect, exchange, post, wait_until
 
 openai = pytest.importorskip("openai", reason="the openai client is not installed")
@@ -82,6 +82,18 @@ def test_a_chat_is_the_rendered_conversation_continued(client: Any, service: Mod
     assert same.choices == answer.choices
 
 
+@pytest.mark.parametrize("form", ["object", "model_dump", "to_dict"])
+def test_an_answer_may_be_the_next_question_s_beginning(client: Any, form: str) -> None:
+    messages: list[Any] = list(CHAT["messages"])
+    asked = CHAT | {"max_completion_tokens": 1, "temperature": 0}
+    said = client.chat.completions.create(**asked).choices[0].message
+    messages.append(said if form == "object" else getattr(said, form)())
+    messages.append({"role": "user", "content": "?"})
+    answer = client.chat.completions.create(**asked | {"messages": messages})
+    messages[1] = {"role": "assistant", "content": said.content}
+    assert client.chat.completions.create(**asked | {"messages": messages}).choices == answer.choices
+
+
 @pytest.mark.parametrize(
     ("prompt", "texts"),
     [
@@ -134,16 +146,25 @@ def test_text_ends_before_a_stop_string(client: Any) -> None:
 def test_completion_logprobs(client: Any, count: int) -> None:
     choice = client.completions.create(**ASK, temperature=0, logprobs=count).choices[0]
     logprobs = choice.logprobs
-    assert [len(top) for top in logprobs.top_logprobs] == [count] * 8
+    assert [len(top) for top in logprobs.top_logprobs] == [max(1, count)] * 8
     assert len(logprobs.tokens) == len(logprobs.text_offset) == 8
     for token, logprob, top in zip(
         logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs, strict=True
     ):
         assert logprob <= 0
-        assert not count or top[token] == max(top.values()) == logprob, "greedy takes the likeliest"
+        assert top[token] == max(top.values()) == logprob, "greedy takes the likeliest"
     for token, offset in zip(logprobs.tokens, logprobs.text_offset, strict=True):
         rest = choice.text[offset:].lstrip("\ufffd")  # for bytes before it that are no character
         assert token.startswith("bytes:") or rest.startswith(token)
+
+
+def test_the_token_itself_is_always_among_completion_logprobs(client: Any) -> None:
+    choice = client.completions.create(**ASK, temperature=2, seed=5, logprobs=2).choices[0]
+    values = zip(choice.logprobs.tokens, choice.logprobs.token_logprobs, strict=True)
+    for (token, logprob), top in zip(values, choice.logprobs.top_logprobs, strict=True):
+        assert top[token] == logprob
+        assert len(top) in (2, 3)
+    assert 3 in map(len, choice.logprobs.top_logprobs)
 
 
 @pytest.mark.parametrize("count", [None, 0, 1, 20])
@@ -268,6 +289,9 @@ def test_values_that_ask_for_nothing_are_accepted(client: Any, neutral: dict[str
         ({"logit_bias": {"5": 1}}, "logit_bias", "unsupported_parameter"),
         ({"extra_body": {"guided_regex": "a"}}, "guided_regex", "unsupported_parameter"),
         ({"n": 17}, "n", "invalid_value"),
+        ({"n": 9}, "n", "invalid_value"),  # more than may run and wait
+        ({"prompt": ["a"] * 9}, "prompt", "invalid_value"),
+        ({"prompt": ["a"] * 3, "n": 3}, "n", "invalid_value"),
         ({"max_tokens": 0}, "max_tokens", "invalid_value"),
         ({"max_tokens": 65}, "max_tokens", "invalid_value"),
         ({"temperature": 2.1}, "temperature", "invalid_value"),
@@ -307,6 +331,7 @@ def test_what_cannot_be_served_is_refused_by_name(
         ({"top_logprobs": 3}, "top_logprobs", "invalid_value"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "invalid_value"),
         ({"messages": []}, "messages", "invalid_value"),
+        ({"messages": [{"role": "user", "content": "x", "tool_calls": []}]}, "messages", "invalid_value"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages", "invalid_value"),
         ({"messages": [{"role": "user", "content": None}]}, "messages", "invalid_value"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages", "invalid_value"),
@@ -374,13 +399,18 @@ def test_too_many_requests_are_told_when_to_come_back(client: Any, url: str, ser
 def test_a_failing_model_is_an_error_in_either_form(
     client: Any, service: ModelService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(_: object) -> None:
-        raise RuntimeError("secret")
-
-    monkeypatch.setattr(service.engine._runner, "run", broken)
+    fail_from_step(0, service, monkeypatch)
     with pytest.raises(openai.InternalServerError, match="generation failed"):
         client.completions.create(**ASK)
-    with pytest.raises(openai.APIError, match="generation failed"):
-        list(client.chat.completions.create(**CHAT, stream=True))
+    with pytest.raises(openai.InternalServerError, match="generation failed"):
+        client.chat.completions.create(**CHAT, stream=True)
+    monkeypatch.undo()
+
+    fail_from_step(2, service, monkeypatch)
+    with (
+        client.chat.completions.create(**CHAT, stream=True) as begun,
+        pytest.raises(openai.APIError, match="generation failed"),
+    ):
+        list(begun)
     monkeypatch.undo()
     assert client.completions.create(**ASK).choices[0].finish_reason == "length"

@@ -6,7 +6,11 @@ from hashlib import sha256
 
 import pytest
 
+from riftco.serving import ModelService, background_server
+from riftco.serving.http import app
 from riftco.serving.http.page import page
+from tests.riftco.serving.http.support import any_text_bundle, get
+from tests.riftco.serving.http.wire import exchange
 
 
 @pytest.mark.parametrize("element", ["style", "script"])
@@ -23,6 +27,15 @@ def test_the_policy_allows_nothing_else() -> None:
     assert "unsafe" not in policy
     assert "*" not in policy
     assert "require-trusted-types-for 'script'; trusted-types 'none'" in policy
+
+
+def test_the_page_is_put_together_when_the_server_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    monkeypatch.setattr(app, "page", lambda: made.append(None) or page())
+    with ModelService(any_text_bundle()) as service, background_server(service) as url:
+        assert len(made) == 1
+        assert {exchange(url, get(path)).body for path in ("/", "/chat")} == {page()[0]}
+    assert len(made) == 1
 
 
 def test_the_page_needs_nothing_from_elsewhere() -> None:

@@ -72,6 +72,11 @@ def test_a_port_in_use_is_an_error_before_the_bundle_is_loaded() -> None:
         serve("absent.rift", port=taken.getsockname()[1])
 
 
+def test_a_first_bundle_without_room_is_an_error() -> None:
+    with pytest.raises(ValueError, match="more than the 1 there are"):
+        serve(bundle("byte"), port=0, memory_bytes=1)
+
+
 @pytest.mark.parametrize(("port", "error"), [(-1, ValueError), (65_536, ValueError), (True, TypeError)])
 def test_ports_are_integers_in_range(port: int, error: type[Exception]) -> None:
     with pytest.raises(error, match="port must be"):

@@ -8,10 +8,11 @@ import pytest
 
 from riftco.config import ServingConfig
 from riftco.serving import ModelService, background_server
+from riftco.serving.engine import GenerationRequest
 from riftco.serving.http.request_policy import RefusedError
 from riftco.serving.http.shelf import Shelf, serving_bytes
 from tests.riftco.serving.http.support import any_text_bundle, figures, get, held_engine
-from tests.riftco.serving.http.wire import exchange, post
+from tests.riftco.serving.http.wire import exchange, post, wait_until
 
 CONFIG = ServingConfig(backend="cpu", maximum_running=2)
 BUNDLES = {name: any_text_bundle(32, seed) for seed, name in enumerate("abc")}
@@ -68,6 +69,27 @@ def test_one_in_use_is_never_unloaded(shelf: Shelf) -> None:
     assert loaded(shelf) == "bc"
 
 
+def test_one_that_hangs_is_not_unloaded_and_is_told_of() -> None:
+    with Shelf(BUNDLES, CONFIG, memory_bytes=SIZE) as shelf:
+        service = use(shelf, "a")
+        with held_engine(service) as hold:
+            service.engine.submit(GenerationRequest((1,)), lambda _: None)
+            assert hold.reached.wait(10)
+            service.engine._heartbeat -= CONFIG.stall_seconds
+            with ThreadPoolExecutor(1) as threads:
+                asked = threads.submit(shelf.acquire, "b")
+                try:
+                    with pytest.raises(RefusedError, match="no room"):
+                        asked.result(2)
+                    assert loaded(shelf) == "a"
+                    assert service.health()["status"] == "stalled"
+                finally:
+                    hold.end.set()
+        assert wait_until(lambda: service.health()["status"] == "ok")
+        use(shelf, "b")
+        assert loaded(shelf) == "b"
+
+
 def test_one_larger_than_the_budget_never_will_be_loaded() -> None:
     with Shelf(BUNDLES, CONFIG, memory_bytes=SIZE - 1) as shelf:
         with pytest.raises(RefusedError, match="more than the") as error:
@@ -80,8 +102,10 @@ def test_without_a_budget_all_stay() -> None:
         services = [use(shelf, name) for name in "abcabc"]
         assert loaded(shelf) == "abc"
     assert all(service.engine.closed for service in services)
-    with pytest.raises(RuntimeError, match="closed"):
+    with pytest.raises(RefusedError, match="closed") as error:
         shelf.acquire()
+    refusal = error.value.refusal
+    assert (refusal.status, refusal.code, refusal.retry_after) == (503, "closed", 5)
 
 
 def test_a_given_service_is_never_unloaded_nor_closed() -> None:
@@ -131,6 +155,12 @@ def test_what_a_model_takes_depends_on_how_it_is_served() -> None:
         for weights in ("float32", "bfloat16", "nf4")
     ]
     assert sizes[0] > sizes[1] > sizes[2]
+    linear = sum(
+        x.size for name, x in BUNDLES["a"].tensors().items() if x.ndim == 2 and "embedding" not in name
+    )
+    assert sizes[0] - sizes[1] == 2 * linear
+    whole = [{"kv_cache_block_size": 1_000}, {"kv_cache": "contiguous"}]
+    assert len({serving_bytes(BUNDLES["a"], CONFIG.model_copy(update=change)) for change in whole}) == 1
     more = CONFIG.model_copy(update={"kv_cache_block_count": 100})
     assert serving_bytes(BUNDLES["a"], more) > sizes[0]
 
@@ -154,6 +184,21 @@ def test_requests_name_their_model(shelf: Shelf) -> None:
         assert exchange(url, post({"prompt": "x", "model": 1})).status == 400
         assert figures(url)["generation_tokens_total"] == 24
         assert len(loaded(shelf)) == 2
+
+
+def test_a_server_is_ready_with_any_model() -> None:
+    with Shelf(BUNDLES, CONFIG, memory_bytes=SIZE) as shelf, background_server(shelf) as url:
+        assert exchange(url, get("/ready")).json["detail"] == "no model is loaded"
+        for name in "abc":
+            use(shelf, name)
+            assert loaded(shelf) == name
+            assert exchange(url, get("/ready")).status == 200
+        service = use(shelf, "c")
+        with held_engine(service) as hold:
+            service.engine.submit(GenerationRequest((1,)), lambda _: None)
+            assert hold.reached.wait(10)
+            service.engine._heartbeat -= CONFIG.stall_seconds
+            assert exchange(url, get("/ready")).json["detail"] == "the engine is stalled"
 
 
 def test_a_model_whose_request_runs_stays_and_its_rival_is_told_to_wait() -> None:

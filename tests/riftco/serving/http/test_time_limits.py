@@ -5,6 +5,7 @@ import errno
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
+from hashlib import sha256
 from time import monotonic
 from urllib.parse import urlsplit
 
@@ -12,6 +13,7 @@ import pytest
 
 from riftco.config import ServingConfig
 from riftco.serving import ModelService, background_server
+from riftco.serving.http.access import Access, ApiKey
 from riftco.serving.http.limits import TimeLimits
 from riftco.serving.http.protocol import ServingProtocol
 from tests.riftco.serving.http.support import any_text_bundle, get
@@ -144,6 +146,26 @@ def test_a_client_that_reads_steadily_gets_everything(url: str) -> None:
         slow.sendall(post(LONG | {"max_new_tokens": 100}))
         events = read_stream(stream)
     assert sum(len(event.get("token_ids", ())) for event in events) == 100
+
+
+@pytest.mark.usefixtures("small_buffers")
+def test_an_answer_is_in_progress_until_it_is_read(service: ModelService) -> None:
+    access = Access([ApiKey("somebody", sha256(b"key").digest(), concurrent=1)])
+
+    def ask(prompt: str) -> bytes:
+        request = post({"prompt": prompt, "max_new_tokens": 1})
+        return request.replace(b"Host:", b"Authorization: Bearer key\r\nHost:")
+
+    with (
+        background_server(service, access=access) as url,
+        narrow(url) as slow,
+        slow.makefile("rb", buffering=512) as stream,
+    ):
+        slow.sendall(ask("a" * 20_000))
+        slow.recv(1, socket.MSG_PEEK)
+        assert exchange(url, ask("a")).status == 429
+        assert len(read_answer(stream).json["prompt_token_ids"]) == 20_000
+        assert wait_until(lambda: exchange(url, ask("a")).status == 200)
 
 
 def open_half(url: str, count: int) -> list[socket.socket]:
