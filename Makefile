@@ -21,7 +21,7 @@ demo: $(READY) ## Raw text to a served model on the built-in micro-world, in min
 	@$(BIN)/riftco run pipeline
 
 test: $(READY) lint ## Lint, then every test but the soaks, on two cores
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: $(READY) ## ruff, mypy and the layering of the packages
 	@$(BIN)/ruff check .

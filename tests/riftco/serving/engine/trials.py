@@ -34,6 +34,9 @@ class NoThread:
 
     def start(self) -> None: ...
 
+    def is_alive(self) -> bool:
+        return True
+
 
 @dataclass(slots=True)
 class Clock:
