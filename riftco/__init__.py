@@ -13,7 +13,7 @@ __version__ = "0.1.0"
 
 # How long OpenMP's threads spin at a barrier before they sleep, read when torch loads it. By default it is
 # milliseconds, which beside any other busy process makes two threads many times slower than one.
-os.environ.setdefault("GOMP_SPINCOUNT", "100")
+os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 _HOMES = {
     "ModelRuntime": "riftco.runtime",
