@@ -35,8 +35,8 @@ bench: $(READY) ## The quick benchmarks (benchmarks/training.py and serving.py t
 docs: $(READY) ## Check that the documentation's links lead somewhere
 	@$(BIN)/python docs/check_links.py
 
-soak: $(READY) ## The slow, full-size evidence
-	@$(BIN)/python -m pytest -m soak
+soak: $(READY) ## The slow, full-size evidence, hours of it (of one part: TESTS=tests/artifacts)
+	@$(BIN)/python -m pytest -m soak -v --durations=0 --durations-min=1 $(TESTS)
 
 old-triton: $(READY) ## Compile every kernel with the Triton of torch 2.11 too
 	@test -d $(OLD_TRITON)/triton || $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
