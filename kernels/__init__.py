@@ -14,7 +14,7 @@ from kernels.linear import feed_forward, half_operand, linear
 from kernels.lora_linear import lora_linear
 from kernels.nf4 import PackedNf4, dequantize_nf4, nf4_linear, quantize_nf4
 from kernels.paged_attention import paged_attention
-from kernels.sampling import sample
+from kernels.sampling import greedy, sample
 
 __all__ = [
     "DecodeStep",
@@ -28,6 +28,7 @@ __all__ = [
     "feed_forward",
     "flash_attention",
     "gelu",
+    "greedy",
     "half_operand",
     "kv_write",
     "layer_norm",

@@ -9,6 +9,7 @@
 
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "nf4_values.h"
 #include "paged_row.h"
@@ -19,6 +20,8 @@ constexpr int PANEL = 16;  // outputs, whatever the vectors' width: one line of 
 constexpr int VECTORS = PANEL / LANES;
 constexpr int TILE_ROWS = LANES == 4 ? 3 : 6;
 constexpr int MOST_SUMS = LANES == 16 ? 24 : 12;         // vectors of sums that leave registers for the operands
+constexpr int64_t DEPTH = 256;  // inputs whose weights of a panel fill half of the nearest cache
+constexpr int64_t GROUP = 8;     // rows that meet a block of keys and values together
 constexpr int64_t PARALLEL_WORK = int64_t(1) << 15;  // multiply-adds between two barriers that are worth a thread
 
 enum Kind : int64_t { FLOAT32, BFLOAT16, NF4 };
@@ -254,61 +257,130 @@ void multiply_panels(const Source &source, const Matrix &m, int64_t panel, int64
     for (; count > 0; count--, panel++) multiply_tile<ROWS, 1>(source(panel), m, panel, x, x_row, row, to);
 }
 
+// Calls f.operator()<ROWS>() for a number of rows up to TILE_ROWS.
+template <class F>
+INLINE void with_rows(int64_t rows, const F &f) {
+    [&]<int... LESS>(std::integer_sequence<int, LESS...>) {
+        (void)((rows == LESS + 1 && (f.template operator()<LESS + 1>(), true)) || ...);
+    }(std::make_integer_sequence<int, TILE_ROWS>());
+}
+
+// Up to TILE_ROWS rows of x times the panels [begin, end): each weight is read once, from memory.
 template <class Source>
-void multiply_rows(const Source &source, const Matrix &m, int64_t panel, int64_t count, const float *x, int64_t x_row,
-                   int64_t rows, const Target &to) {
-    auto tile = [&]<int ROWS>(int64_t row) {
-        if constexpr (ROWS <= TILE_ROWS) multiply_panels<ROWS>(source, m, panel, count, x, x_row, row, to);
-    };
-    int64_t row = 0;
-    for (; row + TILE_ROWS <= rows; row += TILE_ROWS) tile.template operator()<TILE_ROWS>(row);
-    switch (rows - row) {
-        case 5: return tile.template operator()<5>(row);
-        case 4: return tile.template operator()<4>(row);
-        case 3: return tile.template operator()<3>(row);
-        case 2: return tile.template operator()<2>(row);
-        case 1: return tile.template operator()<1>(row);
+void multiply_few(const Matrix &m, int64_t begin, int64_t end, const float *x, int64_t x_row, int64_t rows,
+                  const Target &to) {
+    with_rows(rows, [&]<int ROWS>() {
+        multiply_panels<ROWS>([&](int64_t panel) { return Source(m, panel); }, m, begin, end - begin, x, x_row, 0, to);
+    });
+}
+
+// Some of a panel's inputs, their weights as floats (those of NF4 not yet scaled), and where what is read next lies:
+// it is on its way to the cache, `pace` bytes for every two inputs of a tile.
+struct Stretch {
+    const float *weights;
+    int64_t begin, count;
+    const char *next;
+    int64_t pace;
+};
+
+template <int ROWS>
+INLINE void meet(const float *weights, int64_t count, const float *x, int64_t x_row, vf (&sums)[ROWS][VECTORS],
+                 const char *next, int64_t pace) {
+    Floats source(weights);
+    int64_t k = 0;
+    for (; k + 2 <= count; k += 2, next += pace) {
+        __builtin_prefetch(next);
+        source.add<ROWS, 1>(k, x, x_row, sums);
+        source.add<ROWS, 1>(k + 1, x, x_row, sums);
+    }
+    if (k < count) source.add<ROWS, 1>(k, x, x_row, sums);
+}
+
+// A stretch of a panel met by ROWS rows; their sums so far lie in `partial` between stretches.
+template <int ROWS>
+void meet_stretch(const Matrix &m, int64_t panel, const Stretch &s, const float *x, int64_t x_row, float *partial,
+                  int64_t row, const Target &to) {
+    vf totals[ROWS][VECTORS];
+    for (int r = 0; r < ROWS; r++)
+        for (int j = 0; j < VECTORS; j++)
+            totals[r][j] = s.begin ? load(partial + (row + r) * PANEL + j * LANES) : vf{};
+    x += row * x_row + s.begin;
+    if (m.kind != NF4) meet<ROWS>(s.weights, s.count, x, x_row, totals, s.next, s.pace);
+    else
+        for (int64_t k = 0; k < s.count; k += m.run) {
+            vf sums[ROWS][VECTORS] = {};
+            meet<ROWS>(s.weights + k * PANEL, m.run, x + k, x_row, sums, s.next + k / 2 * s.pace, s.pace);
+            const float *scales = m.scales + (panel * m.inputs + s.begin + k) / m.run * PANEL;
+            for (int j = 0; j < VECTORS; j++)
+                for (int r = 0; r < ROWS; r++)
+                    totals[r][j] = fma(sums[r][j], load(scales + j * LANES), totals[r][j]);
+        }
+    bool last = s.begin + s.count == m.inputs;
+    for (int j = 0; j < VECTORS; j++) {
+        int64_t column = panel * PANEL + j * LANES;
+        for (int r = 0; r < ROWS; r++)
+            if (last) finish(to, row + r, column, totals[r][j] + load(m.bias + column));
+            else store(partial + (row + r) * PANEL + j * LANES, totals[r][j]);
     }
 }
 
-// One panel as floats [inputs, PANEL]; those of NF4 are not yet scaled.
-void decode_panel(const Matrix &m, int64_t panel, float *out) {
+// The inputs [begin, begin + count) of a panel as floats [count, PANEL]; where the weights themselves end.
+const void *decode(const Matrix &m, int64_t panel, int64_t begin, int64_t count, float *out) {
     if (m.kind == BFLOAT16) {
         Halves halves(m, panel);
-        for (int64_t k = 0; k < m.inputs; k++)
+        for (int64_t k = begin; k < begin + count; k++)
             for (int o = 0; o < PANEL; o += LANES, out += LANES) store(out, halves.weights(k, o));
-        return;
+        return halves.panels + (begin + count + 1) / 2 * PANEL;
     }
     Codes codes(m, panel);
-    for (int64_t k = 0; k < m.inputs; k += Codes::STEP)
+    const uint8_t *from = codes.panels + begin * (PANEL / 2);
+    for (int64_t k = 0; k < count; k += Codes::STEP)
         for (int pair = 0; pair < 2; pair++, out += 2 * PANEL) {
             vf weights[2][VECTORS];
-            codes.decode(codes.panels + k * (PANEL / 2), pair, weights);
+            codes.decode(from + k * (PANEL / 2), pair, weights);
             std::memcpy(out, &weights, sizeof weights);
+        }
+    return from + count * (PANEL / 2);
+}
+
+// How many inputs of a panel rows meet before they meet the next: in NF4 whole runs.
+INLINE int64_t depth(const Matrix &m) {
+    if (m.kind != NF4) return DEPTH;
+    return m.run < DEPTH ? DEPTH / m.run * m.run : m.run;
+}
+
+// As `multiply_few` for any number of rows, which take turns at a stretch of a panel while it is in the nearest cache.
+void multiply_many(const Matrix &m, int64_t begin, int64_t end, const float *x, int64_t x_row, int64_t rows,
+                   float *scratch, const Target &to) {
+    float *partial = scratch, *decoded = scratch + rows * PANEL;
+    int64_t tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
+    for (int64_t panel = begin; panel < end; panel++)
+        for (int64_t k = 0; k < m.inputs; k += depth(m)) {
+            Stretch s{decoded, k, std::min(depth(m), m.inputs - k), nullptr, 0};
+            if (m.kind == FLOAT32) {
+                s.weights = Floats(m, panel).panels + k * PANEL;
+                s.next = reinterpret_cast<const char *>(s.weights + s.count * PANEL);
+                s.pace = 2 * PANEL * sizeof(float) / tiles;
+            } else {
+                s.next = static_cast<const char *>(decode(m, panel, k, s.count, decoded));
+                s.pace = PANEL * sizeof(float) / tiles;
+            }
+            for (int64_t tile = 0; tile < tiles; tile++, s.next += s.count / 2 * s.pace) {
+                int64_t row = rows * tile / tiles;
+                with_rows(rows * (tile + 1) / tiles - row, [&]<int ROWS>() {
+                    meet_stretch<ROWS>(m, panel, s, x, x_row, partial, row, to);
+                });
+            }
         }
 }
 
-// x [rows, inputs] W^T + bias, of the panels [begin, end). `decoded`: room for one panel of floats.
+// x [rows, inputs] W^T + bias, of the panels [begin, end).
 void multiply(const Matrix &m, int64_t begin, int64_t end, const float *x, int64_t x_row, int64_t rows,
-              float *decoded, const Target &to) {
-    if (m.kind != FLOAT32 && rows > TILE_ROWS) {
-        for (int64_t panel = begin; panel < end; panel++) {
-            decode_panel(m, panel, decoded);
-            auto source = [&](int64_t) { return Floats(decoded); };
-            multiply_rows(source, m, panel, 1, x, x_row, rows, to);
-        }
-        return;
-    }
-    int64_t group = rows > TILE_ROWS ? 1 : end - begin;
-    for (; begin < end; begin += group) {
-        int64_t count = std::min(group, end - begin);
-        if (m.kind == FLOAT32)
-            multiply_rows([&](int64_t p) { return Floats(m, p); }, m, begin, count, x, x_row, rows, to);
-        else if (m.kind == BFLOAT16)
-            multiply_rows([&](int64_t p) { return Halves(m, p); }, m, begin, count, x, x_row, rows, to);
-        else
-            multiply_rows([&](int64_t p) { return Codes(m, p); }, m, begin, count, x, x_row, rows, to);
-    }
+              float *scratch, const Target &to) {
+    if (rows > TILE_ROWS) multiply_many(m, begin, end, x, x_row, rows, scratch, to);
+    else if (m.kind == FLOAT32) multiply_few<Floats>(m, begin, end, x, x_row, rows, to);
+    else if (m.kind == BFLOAT16) multiply_few<Halves>(m, begin, end, x, x_row, rows, to);
+    else multiply_few<Codes>(m, begin, end, x, x_row, rows, to);
 }
 
 INLINE int64_t padded(int64_t count) { return (count + PANEL - 1) / PANEL * PANEL; }
@@ -342,6 +414,10 @@ void normalize(const float *x, const Norm &norm, int64_t width, double epsilon, 
     std::fill(out + width, out + padded(width), 0.0f);
 }
 
+struct Group {  // rows of one sequence at positions one after another
+    int64_t first, count;
+};
+
 template <class T>
 struct Step {
     const Model &m;
@@ -351,18 +427,25 @@ struct Step {
     // [rows, a row padded to whole panels]. One panel more keeps the same input of a tile's rows in different sets of
     // the cache.
     float *x, *normed, *qkv, *context, *inner;
-    float *decoded, *attention;  // of each thread
-    int64_t decoded_size, attention_size;
+    float *product_scratch, *attention;  // of each thread
+    std::vector<Group> groups;
+    int64_t product_size, attention_size;
 
     static int64_t lanes(int64_t count) { return (count + LANES - 1) / LANES * LANES; }
 
     Step(const Model &model, const Rows &r, float *out)
         : m(model), rows(r), logits(out), head_width(model.width / model.heads), width_row(padded(model.width) + PANEL),
           inner_row(padded(model.inner) + PANEL), qkv_row(padded(3 * model.width)),
-          decoded_size(std::max(model.width, model.inner) * PANEL), attention_size(2 * row_size()) {}
+          product_size((r.count + std::max(model.width, model.inner)) * PANEL), attention_size(2 * GROUP * row_size()) {
+        for (int64_t i = 0; i < rows.count; i++) {
+            bool begins = groups.empty() || groups.back().count == GROUP || !is_followed(i - 1);
+            if (begins) groups.push_back({i, 0});
+            groups.back().count++;
+        }
+    }
 
     int64_t scratch_size(int threads) const {
-        return rows.count * (3 * width_row + qkv_row + inner_row) + threads * (decoded_size + attention_size);
+        return rows.count * (3 * width_row + qkv_row + inner_row) + threads * (product_size + attention_size);
     }
 
     void divide(float *scratch, int threads) {
@@ -372,7 +455,7 @@ struct Step {
         context = take(rows.count * width_row);
         qkv = take(rows.count * qkv_row);
         inner = take(rows.count * inner_row);
-        decoded = take(threads * decoded_size);
+        product_scratch = take(threads * product_size);
         attention = take(threads * attention_size);
     }
 
@@ -384,7 +467,7 @@ struct Step {
         auto product = [&](const Matrix &w, const float *from, int64_t from_row, int64_t count, Target to) {
             int64_t panels = (w.outputs + PANEL - 1) / PANEL;
             multiply(w, panels * thread / threads, panels * (thread + 1) / threads, from, from_row, count,
-                     decoded + thread * decoded_size, to);
+                     product_scratch + thread * product_size, to);
             barrier(threads);
         };
         auto norm = [&](const Norm &n) {
@@ -393,15 +476,16 @@ struct Step {
             });
             barrier(threads);
         };
+        int64_t band = m.heads % threads ? 1 : m.heads / threads;
         my_rows(rows.count, [&](int64_t i) { embed(i); });
         for (int64_t layer = 0; layer < m.blocks; layer++) {
             const Layer &b = m.layers[layer];
             norm(b.attention_norm);
             product(b.query_key_value, normed, width_row, rows.count, {STORE, qkv, qkv_row, qkv_row});
-            my_rows(rows.count * m.heads, [&](int64_t i) { write_pages(layer, i / m.heads, i % m.heads); });
-            barrier(threads);
-            int64_t items = rows.count * m.heads;
-            attend(layer, items * thread / threads, items * (thread + 1) / threads, thread);
+            my_rows(rows.count * m.heads, [&](int64_t i) { write_pages(layer, place(i, rows.count, band)); });
+            if (band == 1) barrier(threads);  // or else these are the heads that this thread reads now
+            int64_t items = int64_t(groups.size()) * m.heads;
+            attend(layer, items * thread / threads, items * (thread + 1) / threads, band, thread);
             barrier(threads);
             product(b.output, context, width_row, rows.count, {ADD, x, width_row, width_row});
             norm(b.feed_forward_norm);
@@ -435,7 +519,18 @@ struct Step {
         std::fill(context + i * width_row + m.width, context + (i + 1) * width_row, 0.0f);
     }
 
-    void write_pages(int64_t layer, int64_t i, int64_t head) const {
+    struct Place {
+        int64_t row, head;  // of a row or a group of them
+    };
+
+    // The i-th of all rows and heads: row by row in a band of heads, which are neighbours in a page, and band by band.
+    static Place place(int64_t i, int64_t count, int64_t band) {
+        int64_t size = count * band, j = i % size;
+        return {j / band, i / size * band + j % band};
+    }
+
+    void write_pages(int64_t layer, Place place) const {
+        auto [i, head] = place;
         int64_t page = rows.table[i * rows.table_width + rows.position[i] / rows.page_size];
         int64_t at = ((page * m.heads + head) * rows.page_size + rows.position[i] % rows.page_size) * head_width;
         const float *key = qkv + i * qkv_row + m.width + head * head_width, *value = key + m.width;
@@ -447,57 +542,79 @@ struct Step {
         }
     }
 
-    // A row's share of a head's pages, met block by block.
+    // Rows of one sequence and a head: they meet a block of its keys and values while it is in the cache.
     struct Item {
         Pages<T> pages;
-        Row row;
-        int64_t at;
+        Row rows[GROUP];
+        int64_t count;
+        float *to;  // where the first row's result goes
 
-        int64_t count() const { return std::min(BLOCK, row.seen - at); }
-        void find(int64_t width, Block<T> &block) const { pages.find(at, at + count(), width, block); }
+        int64_t seen() const { return rows[count - 1].seen; }
+        void find(int64_t at, int64_t width, Block<T> &block) const {
+            pages.find(at, std::min(at + BLOCK, seen()), width, block);
+        }
+        void meet(const Block<T> &block, int64_t at, int64_t width) {
+            for (int64_t i = 0; i < count; i++)
+                if (rows[i].seen > at) meet_block(rows[i], block, std::min(BLOCK, rows[i].seen - at), width);
+        }
     };
 
-    // The rows and heads [begin, end), head by head as they lie in memory. The next block is on its way to the cache
-    // while one is met.
-    void attend(int64_t layer, int64_t begin, int64_t end, int thread) const {
+    // The items [begin, end). The next block is on its way to the cache while one is met.
+    void attend(int64_t layer, int64_t begin, int64_t end, int64_t band, int thread) const {
         if (begin == end) return;
-        float *scratch = attention + thread * attention_size;
+        Item items[2];
         Block<T> blocks[2];
-        Item item = open(layer, begin, scratch + begin % 2 * row_size());
-        item.find(head_width, blocks[0]);
-        for (int64_t number = 0;; number++) {
-            Item next = item;
-            next.at += BLOCK;
-            bool last = next.at >= item.row.seen;
-            if (last && begin + 1 < end) next = open(layer, begin + 1, scratch + (begin + 1) % 2 * row_size());
-            if (!last || begin + 1 < end) next.find(head_width, blocks[(number + 1) % 2]);
-            meet_block(item.row, blocks[number % 2], item.count(), head_width);
-            if (!last) next.row = item.row;
-            else close(item.row, begin++);
-            if (begin == end) return;
-            item = next;
+        auto opened = [&](int64_t i) {
+            open(layer, place(i, int64_t(groups.size()), band), attention + thread * attention_size + i % 2 * GROUP * row_size(), items[i % 2]);
+            return &items[i % 2];
+        };
+        Item *item = opened(begin);
+        item->find(0, head_width, blocks[0]);
+        for (int64_t number = 0, at = 0;; number++) {
+            Item *next = item;
+            int64_t next_at = at + BLOCK;
+            if (next_at >= item->seen()) next = begin + 1 < end ? opened(begin + 1) : nullptr, next_at = 0;
+            if (next) next->find(next_at, head_width, blocks[(number + 1) % 2]);
+            item->meet(blocks[number % 2], at, head_width);
+            if (next != item) close(*item), begin++;
+            if (!next) return;
+            item = next, at = next_at;
         }
     }
 
-    Item open(int64_t layer, int64_t i, float *q) const {
-        int64_t page = m.heads * rows.page_size * head_width, head = i % m.heads;
-        i /= m.heads;
+    void open(int64_t layer, Place place, float *scratch, Item &item) const {
+        int64_t page = m.heads * rows.page_size * head_width, head = place.head;
+        Group group = groups[place.row];
         auto of_head = [&](void *const *pages) {
             return static_cast<const T *>(pages[layer]) + head * rows.page_size * head_width;
         };
-        const float *from = qkv + i * qkv_row + head * head_width;
+        const int64_t *table = rows.table + (group.first + group.count - 1) * rows.table_width;
+        item.pages = {of_head(rows.key_pages), of_head(rows.value_pages), page, head_width, page, head_width, table,
+                      rows.page_size};
+        item.count = group.count;
+        item.to = context + group.first * width_row + head * head_width;
         float scale = float(1 / std::sqrt(double(head_width)));
-        for (int64_t c = 0; c < head_width; c++) q[c] = from[c] * scale;
-        std::fill(q + head_width, q + row_size(), 0.0f);
-        Pages<T> pages{of_head(rows.key_pages), of_head(rows.value_pages), page, head_width, page, head_width,
-                       rows.table + i * rows.table_width, rows.page_size};
-        return {pages, {q, q + row_size() / 2, -INFINITY, vf{}, rows.position[i] + 1}, 0};
+        for (int64_t r = 0; r < group.count; r++, scratch += row_size()) {
+            const float *from = qkv + (group.first + r) * qkv_row + head * head_width;
+            for (int64_t c = 0; c < head_width; c++) scratch[c] = from[c] * scale;
+            std::fill(scratch + head_width, scratch + row_size(), 0.0f);
+            float *out = scratch + row_size() / 2;
+            item.rows[r] = {scratch, out, -INFINITY, vf{}, rows.position[group.first + r] + 1};
+        }
     }
 
-    void close(const Row &row, int64_t i) const {
-        float *to = context + i / m.heads * width_row + i % m.heads * head_width;
-        float factor = 1 / sum(row.total);
-        for (int64_t c = 0; c < head_width; c++) to[c] = row.out[c] * factor;
+    void close(const Item &item) const {
+        for (int64_t r = 0; r < item.count; r++) {
+            float factor = 1 / sum(item.rows[r].total);
+            for (int64_t c = 0; c < head_width; c++) item.to[r * width_row + c] = item.rows[r].out[c] * factor;
+        }
+    }
+
+    // Whether the row after i is of its sequence, one position on.
+    bool is_followed(int64_t i) const {
+        const int64_t *table = rows.table + i * rows.table_width, used = rows.position[i] / rows.page_size + 1;
+        return i + 1 < rows.count && rows.position[i + 1] == rows.position[i] + 1 &&
+               std::equal(table, table + used, table + rows.table_width);
     }
 
     // Of a row's query and result.

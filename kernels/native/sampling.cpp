@@ -164,15 +164,17 @@ struct Row {
         return used > 0 ? logit - s.presence : logit;
     }
 
+    int64_t first_highest() const {
+        T most = highest();
+        return std::find(logits, logits + count, most) - logits;
+    }
+
     // The id, or -1 if a logit is not finite before or after penalties.
     int64_t pick(const Settings &s, int64_t top_k, double uniform, const int64_t *counts, const uint8_t *prompt,
                  std::vector<Candidate> &candidates) const {
         if (!finite()) return -1;
         bool penalize = s.penalize();
-        if (s.temperature == 0 && !penalize) {
-            T most = highest();
-            return std::find(logits, logits + count, most) - logits;
-        }
+        if (s.temperature == 0 && !penalize) return first_highest();
         if (!penalize && s.temperature > 0 && gather(top_k, candidates)) return choose(s, top_k, uniform, candidates);
         candidates.resize(count);
         for (int64_t i = 0; i < count; i++) {
@@ -258,5 +260,15 @@ EXPORT int riftco_sample(const void *logits, int64_t wide, int64_t rows, int64_t
     else
         sample((const float *)logits, rows, count, uniforms, top_k, settings, counts, prompt, ids, log_probabilities,
                threads);
+    return 0;
+}
+
+// The highest logit's id in each row of logits [rows, count], the lowest among equals; -1 for a row that has logits which
+// are not finite.
+EXPORT int riftco_greedy(const float *logits, int64_t rows, int64_t count, int64_t *ids) {
+    for (int64_t r = 0; r < rows; r++) {
+        Row<float> row{logits + r * count, count};
+        ids[r] = row.finite() ? row.first_highest() : -1;
+    }
     return 0;
 }

@@ -8,6 +8,7 @@ from torch import Tensor
 from kernels.native import Integer, Pointer, function, pointer
 
 _native = function("riftco_sample", Pointer, *[Integer] * 3, *[Pointer] * 7, Integer)
+_greedy = function("riftco_greedy", Pointer, Integer, Integer, Pointer)
 
 built = _native is not None
 
@@ -33,3 +34,13 @@ def sample(
     outputs = (pointer(ids), pointer(logprobs))
     _native(pointer(logits), wide, rows, vocabulary, *inputs, *outputs, torch.get_num_threads())
     return ids, logprobs
+
+
+def greedy(logits: Tensor) -> Any:
+    """As `reference.greedy`, of float32."""
+    if logits.device.type != "cpu" or logits.dtype != torch.float32 or _greedy is None:
+        return NotImplemented
+    logits = logits.contiguous()
+    ids = torch.empty(len(logits), dtype=torch.int64)
+    _greedy(logits.data_ptr(), *logits.shape, ids.data_ptr())
+    return ids

@@ -31,6 +31,12 @@ def sample(
     return chosen.to(logits.device), lowered.float().to(logits.device)
 
 
+def greedy(logits: Tensor) -> Tensor:
+    """As `kernels.greedy`; id -1 for a row that is not finite."""
+    finite = logits.isfinite().all(1)
+    return torch.where(finite, logits.argmax(1), -1)
+
+
 def penalize(logits: Tensor, settings: Tensor, counts: Tensor | None, prompt: Tensor | None) -> Tensor:
     """Penalised logits `[R, V]`, in the dtype and on the device of the logits."""
     if counts is None and prompt is None:

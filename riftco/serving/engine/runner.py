@@ -1,6 +1,7 @@
 """The forward of a plan: the model's weights, the pages of keys and values, and the draw of tokens."""
 
 import warnings
+from array import array
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Several
 from typing import Literal
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from artifacts import ModelBundle
-from kernels import DecodeStep, DecodeWeights, sample
+from kernels import DecodeStep, DecodeWeights, greedy, sample
 from riftco.backends import BackendName, torch_device
 from riftco.serving.engine.request import Drawn, TokenLogprob
 from riftco.serving.engine.scheduler import Plan, Work
@@ -21,6 +22,11 @@ WeightKind = Literal["float32", "bfloat16", "nf4"]
 Rows = tuple[Tensor, Tensor, Tensor, Tensor]
 """Token ids, positions, page tables and which rows need logits."""
 Draw = Callable[[Tensor, list[Sequence]], list[int]]
+
+
+def page_dtype(weights: WeightKind) -> torch.dtype:
+    """Of keys and values: float32 beside float32 weights, else bfloat16, which takes half the memory."""
+    return torch.float32 if weights == "float32" else torch.bfloat16
 
 
 class ModelRunner:
@@ -54,37 +60,38 @@ class ModelRunner:
         self._device, self._threads, self._page_size = device, threads, page_size
         self._alone = mode == "deterministic" and not prepared.is_native
         shape = (page_count, config.head_count, page_size, config.model_width // config.head_count)
-        self._keys = [_zeros(shape, device) for _ in range(config.block_count)]
-        self._values = [_zeros(shape, device) for _ in range(config.block_count)]
+        self._keys = [_zeros(shape, page_dtype(weights), device) for _ in range(config.block_count)]
+        self._values = [_zeros(shape, page_dtype(weights), device) for _ in range(config.block_count)]
         self._decode = DecodeStep(prepared, self._keys, self._values)
         self._table_width = -(-config.maximum_context // page_size)
         self._vocabulary_size, self._maximum_context = config.vocabulary_size, config.maximum_context
 
-    @torch.inference_mode()
     def run(self, plan: Plan) -> list[Drawn]:
         """Compute a plan's tokens and draw one for each of `plan.sampling`, or say why not."""
         for source, target in plan.copies:
             for pages in (*self._keys, *self._values):
                 pages[target] = pages[source]
         logits = self._logits(plan.work)
-        return _draw(logits, plan.sampling) if plan.sampling else []
+        return _draw(logits, plan.sampling) if len(logits) else []
 
     def _logits(self, work: Several[Work]) -> Tensor:
         """Logits `[samples, V]` after the last token of each work that samples."""
-        rows = sum(one.count for one in work)
-        token_ids, positions = np.empty(rows, np.int64), np.empty(rows, np.int64)
-        table, needs = np.zeros((rows, self._table_width), np.int64), np.zeros(rows, np.bool_)
-        row = 0
+        token_ids, positions, table, needs = array("q"), array("q"), array("q"), bytearray()
         for one in work:
-            sequence, end = one.sequence, row + one.count
-            first = sequence.start + one.begin
-            token_ids[row:end] = sequence.tokens[first : first + one.count]
-            positions[row:end] = np.arange(one.begin, one.begin + one.count)
-            table[row:end, : len(sequence.pages)] = sequence.pages
-            needs[end - 1] = one.samples
-            row = end
-        arrays = (token_ids, positions, table, needs)
-        ids, at, pages, needed = (torch.from_numpy(x).to(self._device) for x in arrays)
+            sequence, first = one.sequence, one.sequence.start + one.begin
+            token_ids.extend(sequence.tokens[first : first + one.count])
+            positions.extend(range(one.begin, one.begin + one.count))
+            unused = self._table_width - len(sequence.pages)
+            table.extend((sequence.pages + [0] * unused) * one.count)
+            needs += bytes(one.count - 1)
+            needs.append(one.samples)
+        rows = (
+            torch.frombuffer(token_ids, dtype=torch.int64),
+            torch.frombuffer(positions, dtype=torch.int64),
+            torch.frombuffer(table, dtype=torch.int64).view(-1, self._table_width),
+            torch.frombuffer(needs, dtype=torch.bool),
+        )
+        ids, at, pages, needed = (x.to(self._device) for x in rows)
         return self._step((ids, at, pages, needed))
 
     def _step(self, rows: Rows) -> Tensor:
@@ -102,16 +109,16 @@ class ModelRunner:
         table = torch.arange(-(-count // self._page_size), device=self._device).repeat(count, 1)
         needs = torch.ones(count, dtype=torch.bool, device=self._device)
         rows = token_ids, positions, table, needs
-        with torch.inference_mode():
-            together = self._step(rows)
-            first, *_, last = _apart(rows) if count > 1 else (rows, rows)
-            apart = torch.cat([self._step(first), self._step(last)])
+        together = self._step(rows)
+        first, *_, last = _apart(rows) if count > 1 else (rows, rows)
+        apart = torch.cat([self._step(first), self._step(last)])
         return torch.equal(together[[0, -1]], apart)
 
 
-def _zeros(shape: tuple[int, ...], device: torch.device) -> Tensor:
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Zeros that take no memory until they are written: numpy asks the system for them, torch writes them."""
-    return torch.from_numpy(np.zeros(shape, np.float32)).to(device)
+    bits = np.zeros(shape, np.int32 if dtype == torch.float32 else np.int16)
+    return torch.from_numpy(bits).view(dtype).to(device)
 
 
 def _apart(rows: Rows) -> Iterator[Rows]:
@@ -136,6 +143,8 @@ def _draw(logits: Tensor, sequences: Several[Sequence]) -> list[Drawn]:
 
 
 def _draw_all(logits: Tensor, sequences: Several[Sequence]) -> list[Drawn]:
+    if all(s.greedy and s.request.top_logprobs is None for s in sequences):
+        return [Drawn(token_id) for token_id in greedy(logits).tolist()]
     kinds: dict[Draw, list[int]] = {}
     for row, sequence in enumerate(sequences):
         kinds.setdefault(_kind(sequence), []).append(row)
@@ -150,17 +159,13 @@ def _draw_all(logits: Tensor, sequences: Several[Sequence]) -> list[Drawn]:
 
 
 def _kind(sequence: Sequence) -> Draw:
-    sampling = sequence.request.sampling
-    if sampling.penalizes:
-        return _sampled_with_penalties
-    return _sampled if sampling.temperature else _greedy
+    if sequence.greedy:
+        return _greedy
+    return _sampled_with_penalties if sequence.request.sampling.penalizes else _sampled
 
 
-def _greedy(logits: Tensor, sequences: list[Sequence]) -> list[int]:
-    """As `sample` at temperature 0, but without its log-probabilities, which take longer than all else."""
-    if bool((logits * 0).sum() != 0):  # NaN times 0 is NaN, and so is infinity times 0
-        raise ValueError("the model gave logits that are not finite")
-    return logits.max(dim=1).indices.tolist()  # the first among equals
+def _greedy(logits: Tensor, _: list[Sequence]) -> list[int]:
+    return greedy(logits).tolist()
 
 
 def _sampled(logits: Tensor, sequences: list[Sequence], **penalties: Tensor) -> list[int]:

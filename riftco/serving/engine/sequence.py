@@ -44,6 +44,7 @@ class Sequence:
         self.finish: FinishReason | None = None
         self.leader: Self | None = None
         sampling = request.sampling
+        self.greedy = not sampling.temperature and not sampling.penalizes
         self._random = Random(sampling.seed if choice == 0 else _choice_seed(sampling.seed, choice))
         self.uniform = self._random.random() if sampling.temperature else 0.0
 

@@ -17,6 +17,7 @@ from typing import Self
 from artifacts import ModelBundle
 from riftco.config import ServingConfig
 from riftco.serving.engine import EngineStats
+from riftco.serving.engine.runner import page_dtype
 from riftco.serving.http.request_policy import Refusal, RefusedError
 from riftco.serving.service import ModelService, page_layout
 
@@ -203,10 +204,11 @@ class Shelf:
 
 
 def serving_bytes(bundle: ModelBundle, config: ServingConfig) -> int:
-    """Memory of a served bundle: its weights, and float32 keys and values for all its pages."""
+    """Memory of a served bundle: its weights, and keys and values for all its pages."""
     model = bundle.config
     page_size, pages = page_layout(config, model.maximum_context)
-    cache = 2 * 4 * model.block_count * pages * page_size * model.model_width
+    number = page_dtype(config.weights).itemsize
+    cache = 2 * number * model.block_count * pages * page_size * model.model_width
     linear, kept = _WEIGHT_BYTES[config.weights], 4.0
     weights = sum(x.size * (linear if _is_linear(name) else kept) for name, x in bundle.tensors().items())
     return math.ceil(weights) + cache

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels.dispatch import use
-from kernels.sampling import cpu, reference, sample, triton_sample
+from kernels.sampling import cpu, greedy, reference, sample, triton_sample
 from tests.kernels.lab import sanitize
 
 FIXTURES = json.loads((Path(__file__).parents[2] / "fixtures/sampler.json").read_text())
@@ -371,6 +371,37 @@ def test_inputs_are_left_alone_and_layouts_do_not_matter() -> None:
         before = layout.clone()
         assert torch.equal(sample(layout, uniforms=drawn.repeat_interleave(2)[::2])[0], expected)
         assert torch.equal(layout, before)
+
+
+@pytest.mark.parametrize("implementation", EXACT)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("vocabulary", [1, 7, 8, 9, 300])
+def test_greedy_is_the_draw_at_temperature_0(
+    implementation: str, dtype: torch.dtype, vocabulary: int
+) -> None:
+    logits = randoms(5, 2 * vocabulary, vocabulary, step=2.0).to(dtype)[
+        :, ::2
+    ]  # many are equal; not contiguous
+    expected, _ = draw("torch", logits, uniforms=uniforms(5), temperature=0.0)
+    with use(implementation):  # type: ignore[arg-type]
+        ids = greedy(logits)
+        assert (ids.dtype, ids.tolist()) == (torch.int64, expected)
+        assert greedy(logits[:0]).tolist() == []
+
+
+@pytest.mark.parametrize("implementation", EXACT)
+@pytest.mark.parametrize(("wrong", "place"), [(math.nan, 0), (math.inf, 20), (-math.inf, 39)])
+def test_greedy_names_a_row_that_is_not_finite(implementation: str, wrong: float, place: int) -> None:
+    logits = randoms(3, 40, 0)
+    logits[1, place] = wrong
+    with use(implementation), pytest.raises(ValueError, match="row 1 has logits that are not finite"):  # type: ignore[arg-type]
+        greedy(logits)
+
+
+def test_greedy_refuses_what_are_no_logits() -> None:
+    for wrong in (torch.zeros(3), torch.zeros(2, 0), torch.zeros(2, 3, dtype=torch.int64)):
+        with pytest.raises(ValueError, match="logits must be float32"):
+            greedy(wrong)
 
 
 def operands() -> tuple:

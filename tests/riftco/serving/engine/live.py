@@ -125,11 +125,19 @@ def random_ids(seed: int, count: int) -> tuple[int, ...]:
 
 
 @torch.no_grad()
-def exact_logits(bundle: ModelBundle, ids: Sequence[int]) -> np.ndarray:
-    """The oracle in binary64: logits `[T, V]` of a full forward over at most a context of tokens."""
-    return _binary64(bundle)(list(ids))[0].numpy()
+def exact_logits(bundle: ModelBundle, ids: Sequence[int], *, half_pages: bool = False) -> np.ndarray:
+    """The oracle in binary64: logits `[T, V]` of a full forward over at most a context of tokens.
+
+    half_pages: keys and values are rounded to bfloat16 as bfloat16 pages round them.
+    """
+    return _binary64(bundle, half_pages)(list(ids))[0].numpy()
 
 
 @cache
-def _binary64(bundle: ModelBundle) -> torch.nn.Module:
-    return ModelRuntime.open(bundle).model.double()
+def _binary64(bundle: ModelBundle, half_pages: bool) -> torch.nn.Module:
+    model = ModelRuntime.open(bundle).model.double()
+    if half_pages:
+        for block in model.blocks:
+            for kept in (block.attention.key, block.attention.value):
+                kept.register_forward_hook(lambda module, inputs, output: output.bfloat16().double())
+    return model

@@ -38,6 +38,7 @@ class Rows:
 
     def __init__(self, bundle: ModelBundle, **settings: object) -> None:
         self.bundle = bundle
+        self.half_pages = settings.get("weights", "float32") != "float32"
         self.runner = ModelRunner(bundle, page_count=40, page_size=PAGE, **settings)  # type: ignore[arg-type]
 
     def sequence(self, tokens: tuple[int, ...], pages: list[int], **sampling: object) -> Sequence:
@@ -60,12 +61,13 @@ class Rows:
 
     def compare(self, sequence: Sequence, drawn: Drawn) -> None:
         """All log-probabilities are those of a full forward in binary64 over the window."""
-        logits = exact_logits(self.bundle, sequence.tokens[sequence.start :])[-1]
+        logits = exact_logits(self.bundle, sequence.tokens[sequence.start :], half_pages=self.half_pages)[-1]
         assert drawn.logprob is not None
         found = dict(drawn.logprob.top)
         assert len(found) == SMALL
         expected = logits - np.log(np.exp(logits - logits.max()).sum()) - logits.max()
-        np.testing.assert_allclose([found[i] for i in range(SMALL)], expected, atol=2e-5)
+        tolerance = 5e-3 if self.half_pages else 2e-5  # a value next to a boundary is rounded the other way
+        np.testing.assert_allclose([found[i] for i in range(SMALL)], expected, atol=tolerance)
         assert drawn.token_id == drawn.logprob.token_id
         assert drawn.logprob.logprob == found[drawn.token_id]
         order = sorted(found, key=lambda i: (-found[i], i))

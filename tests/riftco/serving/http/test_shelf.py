@@ -158,7 +158,9 @@ def test_what_a_model_takes_depends_on_how_it_is_served() -> None:
     linear = sum(
         x.size for name, x in BUNDLES["a"].tensors().items() if x.ndim == 2 and "embedding" not in name
     )
-    assert sizes[0] - sizes[1] == 2 * linear
+    model = BUNDLES["a"].config
+    numbers = 2 * model.block_count * model.model_width * CONFIG.maximum_running * model.maximum_context
+    assert sizes[0] - sizes[1] == 2 * linear + 2 * numbers
     whole = [{"kv_cache_block_size": 1_000}, {"kv_cache": "contiguous"}]
     assert len({serving_bytes(BUNDLES["a"], CONFIG.model_copy(update=change)) for change in whole}) == 1
     more = CONFIG.model_copy(update={"kv_cache_block_count": 100})
