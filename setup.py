@@ -7,7 +7,7 @@ test under AddressSanitizer reads the flags from here, which builds nothing.
 
 from glob import glob
 
-FLAGS = ["-O3", "-std=c++20", "-fopenmp", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
+FLAGS = ["-O3", "-std=c++20", "-pthread", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
 FLAGS += ["-fvisibility=hidden", "-Wno-psabi"]
 LEVELS = {"baseline": [], "v3": ["-march=x86-64-v3"], "v4": ["-march=x86-64-v4"]}
 
@@ -21,7 +21,7 @@ if __name__ == "__main__":
                 sources=sorted(glob("kernels/native/*.cpp")),
                 depends=sorted(glob("kernels/native/*.h")),
                 extra_compile_args=[*flags, *FLAGS],
-                extra_link_args=["-fopenmp"],
+                extra_link_args=["-pthread"],
                 optional=True,
             )
             for name, flags in LEVELS.items()

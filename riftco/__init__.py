@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 __all__ = ["ModelRuntime", "ModelSnapshot", "capture_bundle"]
 __version__ = "0.1.0"
 
-# How long OpenMP's threads spin at a barrier before they sleep, read when torch loads it. By default it is
-# milliseconds, which beside any other busy process makes two threads many times slower than one.
+# How long the OpenMP threads of torch's own operations spin at a barrier before they sleep, read when torch
+# loads it. By default it is milliseconds, which beside a busy process makes two threads far slower than one.
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 _HOMES = {

@@ -427,7 +427,7 @@ struct Step {
     // [rows, a row padded to whole panels]. One panel more keeps the same input of a tile's rows in different sets of
     // the cache.
     float *x, *normed, *qkv, *context, *inner;
-    float *product_scratch, *attention;  // of each thread
+    float *product_scratch, *attention_scratch;  // of each part
     std::vector<Group> groups;
     int64_t product_size, attention_size;
 
@@ -456,58 +456,62 @@ struct Step {
         qkv = take(rows.count * qkv_row);
         inner = take(rows.count * inner_row);
         product_scratch = take(threads * product_size);
-        attention = take(threads * attention_size);
+        attention_scratch = take(threads * attention_size);
     }
 
-    // What one of `threads` does. All must arrive at each barrier.
-    void run(int thread, int threads) const {
-        auto my_rows = [&](int64_t count, const auto &body) {
-            for (int64_t i = count * thread / threads; i < count * (thread + 1) / threads; i++) body(i);
+    void run(int threads) const {
+        auto each_row = [&](int64_t count, const auto &body) {
+            parallel_for(count, PARALLEL_WORK / (8 * m.width), threads, [&](int64_t begin, int64_t end) {
+                for (int64_t i = begin; i < end; i++) body(i);
+            });
         };
         auto product = [&](const Matrix &w, const float *from, int64_t from_row, int64_t count, Target to) {
-            int64_t panels = (w.outputs + PANEL - 1) / PANEL;
-            multiply(w, panels * thread / threads, panels * (thread + 1) / threads, from, from_row, count,
-                     product_scratch + thread * product_size, to);
-            barrier(threads);
+            int64_t panels = (w.outputs + PANEL - 1) / PANEL, parts = std::min<int64_t>(threads, panels);
+            parallel_parts(parts, [&](int64_t part) {
+                multiply(w, panels * part / parts, panels * (part + 1) / parts, from, from_row, count,
+                         product_scratch + part * product_size, to);
+            });
         };
         auto norm = [&](const Norm &n) {
-            my_rows(rows.count, [&](int64_t i) {
+            each_row(rows.count, [&](int64_t i) {
                 normalize(x + i * width_row, n, m.width, m.epsilon, normed + i * width_row);
             });
-            barrier(threads);
         };
-        int64_t band = m.heads % threads ? 1 : m.heads / threads;
-        my_rows(rows.count, [&](int64_t i) { embed(i); });
+        each_row(rows.count, [&](int64_t i) { embed(i); });
         for (int64_t layer = 0; layer < m.blocks; layer++) {
             const Layer &b = m.layers[layer];
             norm(b.attention_norm);
             product(b.query_key_value, normed, width_row, rows.count, {STORE, qkv, qkv_row, qkv_row});
-            my_rows(rows.count * m.heads, [&](int64_t i) { write_pages(layer, place(i, rows.count, band)); });
-            if (band == 1) barrier(threads);  // or else these are the heads that this thread reads now
-            int64_t items = int64_t(groups.size()) * m.heads;
-            attend(layer, items * thread / threads, items * (thread + 1) / threads, band, thread);
-            barrier(threads);
+            attention(layer, threads);
             product(b.output, context, width_row, rows.count, {ADD, x, width_row, width_row});
             norm(b.feed_forward_norm);
             product(b.expand, normed, width_row, rows.count, {GELU, inner, inner_row, inner_row});
             product(b.project, inner, inner_row, rows.count, {ADD, x, width_row, width_row});
         }
         int64_t needed = 0;
-        for (int64_t i = 0; i < rows.count; i++) {
-            if (rows.needs_logits && !rows.needs_logits[i]) continue;
-            if (needed % threads == thread)
-                normalize(x + i * width_row, m.final_norm, m.width, m.epsilon, normed + needed * width_row);
-            needed++;
-        }
-        barrier(threads);
+        for (int64_t i = 0; i < rows.count; i++)
+            if (!rows.needs_logits || rows.needs_logits[i])
+                normalize(x + i * width_row, m.final_norm, m.width, m.epsilon, normed + needed++ * width_row);
         product(m.head, normed, width_row, needed, {STORE, logits, m.vocabulary, m.vocabulary});
     }
 
-    static void barrier(int threads) {
-        if (threads == 1) return;
-#ifdef _OPENMP
-#pragma omp barrier
-#endif
+    // Writes the rows' keys and values into their pages and attends to all that each sees.
+    void attention(int64_t layer, int threads) const {
+        bool whole_heads = m.heads % threads == 0;  // a part reads those that it has written, and no others
+        int64_t band = whole_heads ? m.heads / threads : 1;
+        int64_t all_rows = rows.count * m.heads, items = int64_t(groups.size()) * m.heads;
+        auto write = [&](int64_t part) {
+            for (int64_t i = all_rows * part / threads; i < all_rows * (part + 1) / threads; i++)
+                write_pages(layer, place(i, rows.count, band));
+        };
+        auto read = [&](int64_t part) {
+            attend(layer, items * part / threads, items * (part + 1) / threads, band, part);
+        };
+        if (!whole_heads) parallel_parts(threads, write);
+        parallel_parts(threads, [&](int64_t part) {
+            if (whole_heads) write(part);
+            read(part);
+        });
     }
 
     void embed(int64_t i) const {
@@ -560,12 +564,12 @@ struct Step {
     };
 
     // The items [begin, end). The next block is on its way to the cache while one is met.
-    void attend(int64_t layer, int64_t begin, int64_t end, int64_t band, int thread) const {
+    void attend(int64_t layer, int64_t begin, int64_t end, int64_t band, int64_t part) const {
         if (begin == end) return;
         Item items[2];
         Block<T> blocks[2];
         auto opened = [&](int64_t i) {
-            open(layer, place(i, int64_t(groups.size()), band), attention + thread * attention_size + i % 2 * GROUP * row_size(), items[i % 2]);
+            open(layer, place(i, int64_t(groups.size()), band), attention_scratch + part * attention_size + i % 2 * GROUP * row_size(), items[i % 2]);
             return &items[i % 2];
         };
         Item *item = opened(begin);
@@ -626,14 +630,7 @@ void step(const Model &model, const Rows &rows, float *logits, int threads) {
     Step<T> work(model, rows, logits);
     std::unique_ptr<float[]> scratch(new float[work.scratch_size(threads)]);
     work.divide(scratch.get(), threads);
-#ifdef _OPENMP
-    if (threads > 1) {
-#pragma omp parallel num_threads(threads)
-        work.run(omp_get_thread_num(), omp_get_num_threads());
-        return;
-    }
-#endif
-    work.run(0, 1);
+    work.run(threads);
 }
 
 bool fits(const Model &model, const Rows &rows) {

@@ -80,11 +80,9 @@ T *rows_of(T *tensor, Layout layout, int64_t batch, int64_t head) {
 
 // `body(part, begin, end)` for parts of [0, items), one for each thread.
 template <class Body>
-void parallel_parts(int64_t items, int threads, const Body &body) {
+void parallel_ranges(int64_t items, int threads, const Body &body) {
     int64_t parts = std::min<int64_t>(threads, items);
-    parallel_for(parts, 1, threads, [&](int64_t part, int64_t) {
-        body(part, part * items / parts, (part + 1) * items / parts);
-    });
+    parallel_parts(parts, [&](int64_t part) { body(part, part * items / parts, (part + 1) * items / parts); });
 }
 
 // Item i of a row of blocks that grow costlier, from both ends in turn, so that every range of them costs the same.
@@ -194,7 +192,7 @@ struct Forward {
     void run(float *scratch, int threads) const {
         int64_t blocks = (shape.queries + FORWARD_QUERIES - 1) / FORWARD_QUERIES;
         int64_t size = ForwardScratch::size(shape);
-        parallel_parts(shape.batch * shape.heads * blocks, threads, [&](int64_t part, int64_t begin, int64_t end) {
+        parallel_ranges(shape.batch * shape.heads * blocks, threads, [&](int64_t part, int64_t begin, int64_t end) {
             ForwardScratch own(scratch + part * size, shape);
             for (int64_t item = begin, packed = -1; item < end; item++) {
                 int64_t head = item / blocks, b = head / shape.heads, h = head % shape.heads;
@@ -356,7 +354,7 @@ struct Backward {
     template <class Body>
     void each(float *scratch, int64_t items, int threads, const Body &body) const {
         int64_t size = BackwardScratch::size(shape);
-        parallel_parts(shape.batch * shape.heads * items, threads, [&](int64_t part, int64_t begin, int64_t end) {
+        parallel_ranges(shape.batch * shape.heads * items, threads, [&](int64_t part, int64_t begin, int64_t end) {
             BackwardScratch own(scratch + part * size, shape);
             for (int64_t item = begin, packed = -1; item < end; item++) {
                 int64_t head = item / items, b = head / shape.heads, h = head % shape.heads;

@@ -84,7 +84,7 @@ struct Paged {
     void run(float *scratch, int threads) const {
         int64_t size = 2 * GROUP * padded_width(), items = sequences * heads;
         int64_t parts = std::min({int64_t(threads), items, work() / PARALLEL_WORK + 1});
-        parallel_for(parts, 1, threads, [&](int64_t part, int64_t) {
+        parallel_parts(parts, [&](int64_t part) {
             // All sequences of one head after another: lengths differ, so that this divides the work most evenly.
             for (int64_t item = part * items / parts; item < (part + 1) * items / parts; item++)
                 attend(item % sequences, item / sequences, scratch + part * size);

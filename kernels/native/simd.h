@@ -14,9 +14,8 @@
 #elif defined(__aarch64__)
 #include <arm_neon.h>
 #endif
-#ifdef _OPENMP
-#include <omp.h>
-#endif
+
+#include "threads.h"
 
 #ifndef RIFTCO_LANES
 #if defined(__AVX512F__)
@@ -183,18 +182,4 @@ INLINE Normal normal(vf x) {
     p = fma(p, u, splat(0.10376223f));
     vf tail = e * u * p;
     return {x < 0.0f ? tail : 1.0f - tail, e * 0.3989422804f};
-}
-
-// Calls body(begin, end) on parts of [0, count), on as many of `threads` as have at least `grain` items each.
-template <class Body>
-static void parallel_for(int64_t count, int64_t grain, int threads, const Body &body) {
-    int64_t parts = std::min<int64_t>(threads, (count + grain - 1) / std::max<int64_t>(grain, 1));
-    if (parts <= 1) {
-        if (count > 0) body(int64_t(0), count);
-        return;
-    }
-#ifdef _OPENMP
-#pragma omp parallel for num_threads(parts) schedule(static, 1)
-#endif
-    for (int64_t part = 0; part < parts; part++) body(part * count / parts, (part + 1) * count / parts);
 }

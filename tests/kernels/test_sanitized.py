@@ -39,7 +39,7 @@ def build(source: Path, folder: Path) -> Path:
 
 def link(objects: list[Path], target: Path) -> Path:
     subprocess.run(
-        ["g++", "-shared", "-fopenmp", *SANITIZED, *map(str, objects), "-o", str(target)], check=True
+        ["g++", "-shared", "-pthread", *SANITIZED, *map(str, objects), "-o", str(target)], check=True
     )
     return target
 
