@@ -101,20 +101,22 @@ class DecoderOnlyTransformer(LiveModel):
         """Logits `[B, T, V]` for int64 ids `[B, T]`; a flat sequence is one row. ValueError out of range.
 
         With `document_starts`, int64 `[B, T]`, a row holds several documents: each token names the place in
-        the row where its own begins, sees nothing before it, and has position 0 there.
+        the row where its own begins, sees nothing before it, and has position 0 there. The row may be longer
+        than the maximum context then, a document may not.
         """
         hidden = self.hidden(token_ids, document_starts=document_starts)
         return self.activity.watched(self.language_model_head(hidden))
 
     def hidden(self, token_ids: Tensor | Sequence[int], *, document_starts: Tensor | None = None) -> Tensor:
         """What the head turns into logits, `[B, T, D]`, for the arguments that `forward` takes."""
-        ids = self._check(token_ids)
+        ids = self._check(token_ids, whole_rows=document_starts is None)
         ids = ids[None] if ids.ndim == 1 else ids
         attend: Attend = partial(_ATTEND[self._attention], document_starts=document_starts)
         if document_starts is None:
             x = self.token_embedding(ids) + self.position_embedding.weight[: ids.shape[1]]
         else:
-            x = self.token_embedding(ids) + self.position_embedding(_positions(document_starts, ids))
+            positions = _positions(document_starts, ids, self.config.maximum_context)
+            x = self.token_embedding(ids) + self.position_embedding(positions)
         for block in self.blocks:
             if self._activation_checkpointing == "block" and torch.is_grad_enabled():
                 x = checkpoint(_replayable(block), x, attend, use_reentrant=False)
@@ -142,7 +144,7 @@ class DecoderOnlyTransformer(LiveModel):
             raise
         return logits
 
-    def _check(self, token_ids: Tensor | Sequence[int], start: int = 0) -> Tensor:
+    def _check(self, token_ids: Tensor | Sequence[int], start: int = 0, *, whole_rows: bool = True) -> Tensor:
         """The ids as int64 here; ValueError when they are none, too many or not in the vocabulary."""
         ids = torch.as_tensor(token_ids, device=self.device)
         if ids.is_floating_point() and ids.numel():
@@ -151,7 +153,7 @@ class DecoderOnlyTransformer(LiveModel):
         length = ids.shape[-1] if ids.ndim else 0
         if ids.ndim not in (1, 2) or not ids.numel():
             raise ValueError(f"token ids must be a non-empty row or rectangle, got shape {list(ids.shape)}")
-        if start + length > self.config.maximum_context:
+        if whole_rows and start + length > self.config.maximum_context:
             raise ValueError(
                 f"{start + length} tokens do not fit the maximum context {self.config.maximum_context}"
             )
@@ -162,8 +164,8 @@ class DecoderOnlyTransformer(LiveModel):
         return ids
 
 
-def _positions(document_starts: Tensor, ids: Tensor) -> Tensor:
-    """How far each token is from the start of its document, `[B, T]`."""
+def _positions(document_starts: Tensor, ids: Tensor, maximum_context: int) -> Tensor:
+    """How far each token is from the start of its document, `[B, T]`; ValueError where it is too far."""
     if document_starts.shape != ids.shape or document_starts.device != ids.device:
         raise ValueError(
             f"document_starts must be {list(ids.shape)} on {ids.device} as the ids are, "
@@ -174,6 +176,9 @@ def _positions(document_starts: Tensor, ids: Tensor) -> Tensor:
         raise ValueError(
             "document_starts must be int64 places, none after the place it belongs to or below 0"
         )
+    longest = int(positions.max()) + 1
+    if longest > maximum_context:
+        raise ValueError(f"a document of {longest} tokens does not fit the maximum context {maximum_context}")
     return positions
 
 

@@ -70,12 +70,25 @@ class TrainingBatch:
         if self.mask is None or self.document_starts is not None:
             yield self
             return
-        places = torch.arange(1, self.mask.shape[1] + 1)
-        widths = torch.where(self.mask, places, 0).amax(dim=1)
+        widths = _widths(self.mask)
         row_count = max(_LEAST_ROWS_OF_A_PART, math.ceil(len(widths) / _MOST_PARTS))
         for rows in widths.argsort(stable=True).split(row_count):
             if width := int(widths[rows].max()):
                 yield TrainingBatch(*(x[rows, :width] for x in (self.inputs, self.targets, self.mask)))
+
+    def flat(self) -> "TrainingBatch":
+        """The batch as one row `[1, N]` of its rows up to their last counted targets, each a document.
+
+        Nothing of it is padding, and its loss is the batch's. Without a mask, or with rows packed full of
+        documents, the batch itself.
+        """
+        if self.mask is None or self.document_starts is not None:
+            return self
+        widths = _widths(self.mask)
+        kept = torch.arange(self.mask.shape[1]) < widths[:, None]
+        starts = (widths.cumsum(0) - widths).repeat_interleave(widths)
+        inputs, targets, mask = (x[kept][None] for x in (self.inputs, self.targets, self.mask))
+        return TrainingBatch(inputs, targets, mask, starts[None])
 
     @classmethod
     def shifted(cls, rows: Tensor, mask: Tensor | None = None) -> "TrainingBatch":
@@ -169,6 +182,11 @@ def at_least(least: int, value: int, name: str) -> int:
     if value < least:
         raise ValueError(f"{name} must be at least {least}, got {value}")
     return value
+
+
+def _widths(mask: Tensor) -> Tensor:
+    """For each row of a mask `[B, T]` how many places it has up to the last that counts, `[B]`."""
+    return torch.where(mask, torch.arange(1, mask.shape[1] + 1), 0).amax(dim=1)
 
 
 def _check_ids(name: str, ids: Tensor) -> None:

@@ -1,7 +1,7 @@
 """The training loop: batches in, metrics out, one optimiser step at a time."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Literal, Protocol
@@ -231,9 +231,14 @@ def loss_shares(
 ) -> Iterator[Tensor]:
     """The shares of a batch's parts in the mean loss over `total` targets, which add up to the batch's.
 
-    Without `cut` the batch is one part.
+    Flash attention skips what other documents hold, so a ragged batch is one part without padding under it.
+    Under materialized attention it is cut into rectangles, or, without `cut`, padded.
     """
-    for part in batch.parts() if cut else (batch,):
+    if model.attention == "flash":
+        parts: Iterable[TrainingBatch] = (batch.flat(),)
+    else:
+        parts = batch.parts() if cut else (batch,)
+    for part in parts:
         mask, starts = (
             None if tensor is None else tensor.to(model.device)
             for tensor in (part.mask, part.document_starts)

@@ -6,6 +6,7 @@ import torch
 from artifacts import ModelBundle, ModelConfig
 from kernels import cross_entropy
 from riftco import ModelRuntime
+from riftco.config import AttentionKind
 from riftco.model import DecoderOnlyTransformer
 from tests.support import FIXTURES, fixture, float32_tensor
 
@@ -29,6 +30,21 @@ def test_logits_equal_the_originals(name: str, attention: str) -> None:
 def test_parameter_names_and_shapes_are_the_configurations(model: DecoderOnlyTransformer) -> None:
     specs = [(spec.name, spec.shape) for spec in model.config.parameter_specs()]
     assert [(name, tuple(p.shape)) for name, p in model.base_parameters().items()] == specs
+
+
+@pytest.mark.parametrize("attention", ["materialized", "flash"])
+def test_documents_of_a_row_are_computed_as_if_alone_however_long_the_row(
+    model: DecoderOnlyTransformer, attention: AttentionKind
+) -> None:
+    model.attention = attention
+    documents = [[1, 2, 3], [4], [5, 6, 7, 8, 1, 2, 3], [2, 2]]
+    starts = [sum(map(len, documents[:i])) for i, document in enumerate(documents) for _ in document]
+    row = torch.tensor([[token for document in documents for token in document]])
+    together = model(row, document_starts=torch.tensor([starts]))[0]
+    apart = torch.cat([model(document)[0] for document in documents])
+    torch.testing.assert_close(together, apart, atol=1e-5, rtol=1e-5)
+    with pytest.raises(ValueError, match="document of 8 tokens does not fit the maximum context 7"):
+        model(torch.ones(1, 10, dtype=torch.int64), document_starts=torch.tensor([[0, 1] + [2] * 8]))
 
 
 def test_a_token_never_changes_what_came_before_it(model: DecoderOnlyTransformer) -> None:

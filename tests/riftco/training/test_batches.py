@@ -118,6 +118,33 @@ def test_parts_hold_every_counted_target_once_and_little_else(lengths: list[int]
     assert all(len(part.inputs) >= 12 for part in parts[:-1])
 
 
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=20).filter(any))
+def test_a_flat_batch_holds_each_row_as_a_document_and_no_padding(lengths: list[int]) -> None:
+    mask = torch.arange(9) < torch.tensor(lengths)[:, None]
+    mask[:, :-1] &= ~(mask[:, 1:] & (torch.arange(8) % 3 == 0))  # some that do not count before some that do
+    targets = torch.arange(mask.numel()).view(mask.shape)
+    flat = TrainingBatch(targets + 1, targets, mask).flat()
+    assert flat.inputs.equal(flat.targets + 1)
+    documents = [
+        row[: int(of_row.nonzero().max()) + 1]
+        for row, of_row in zip(targets, mask, strict=True)
+        if of_row.any()
+    ]
+    assert flat.targets[0].tolist() == torch.cat(documents).tolist()
+    assert flat.mask is not None
+    assert flat.targets[flat.mask].tolist() == targets[mask].tolist()
+    begins = [len(torch.cat(documents[:i])) if i else 0 for i in range(len(documents))]
+    expected = [begin for begin, row in zip(begins, documents, strict=True) for _ in row]
+    assert flat.document_starts is not None
+    assert flat.document_starts[0].tolist() == expected
+
+
+def test_a_batch_without_padding_is_flat() -> None:
+    ids, starts = torch.ones(40, 4, dtype=torch.int64), STARTS[:1].expand(40, 4)
+    for batch in (TrainingBatch(IDS, IDS), TrainingBatch(ids, ids, ids > 0, starts)):
+        assert batch.flat() is batch
+
+
 def test_a_batch_without_mask_is_its_own_part() -> None:
     batch = TrainingBatch(IDS, IDS)
     assert [part is batch for part in batch.parts()] == [True]

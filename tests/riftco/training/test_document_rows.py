@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from artifacts import ModelConfig
+from riftco.config import AttentionKind
 from riftco.model import DecoderOnlyTransformer, next_token_loss
 from riftco.tokenizer import Tokenizer
 from riftco.training import DocumentRowsBatchSource, TrainingBatch, document_batches, frame_documents
@@ -165,11 +166,14 @@ def test_what_stands_in_the_padding_changes_no_bit_of_loss_or_gradient(attention
             assert actual[name].equal(value), name
 
 
-def test_a_ragged_batch_in_parts_has_the_gradients_of_the_whole() -> None:
+@pytest.mark.parametrize("attention", ["materialized", "flash"])
+def test_a_ragged_batch_in_parts_or_flat_has_the_gradients_of_the_whole(attention: AttentionKind) -> None:
     model = DecoderOnlyTransformer(ModelConfig(30, 12, 8, 2, 2, 12, random_seed=3))
+    model.attention = attention
     rows = [[(place * place) % 29 for place in range(length)] for length in (2, 13, 5, 9, 7, 3, 11) * 6]
     (batch,) = document_batches(rows, batch_size=len(rows), context_size=12)
     assert len(list(batch.parts())) > 2
+    assert batch.flat().inputs.numel() > 10 * model.config.maximum_context
     in_parts = gradients(model, batch)
     model.zero_grad(set_to_none=True)
     whole = next_token_loss(model, batch.inputs, batch.targets, batch.mask)
