@@ -99,11 +99,13 @@ class Engine:
         self._runner = runner
         self._vocabulary = vocabulary
         self._limit = scheduler.maximum_running + maximum_waiting
+        self._token_limit = self._limit * scheduler.capacity  # of all prompts that are held
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._choices: dict[tuple[int, int], _Choice] = {}
         self._ids = count(1)
         self._lock = Lock()
         self._open_choices = 0
+        self._open_tokens = 0
         self._closed = False
         self._totals = _Totals()
         self._news: list[tuple[Sink, Event]] = []
@@ -122,12 +124,17 @@ class Engine:
         with self._lock:
             if self._closed:
                 raise RuntimeError("the engine is closed")
-            if self._open_choices + request.choices > self._limit:
+            tokens = request.choices * len(request.prompt_ids)
+            if self._open_choices and (
+                self._open_choices + request.choices > self._limit
+                or self._open_tokens + tokens > self._token_limit
+            ):
                 waiting = max(0, self._open_choices - self._scheduler.maximum_running)
                 raise QueueFullError(waiting, self._retry_after(waiting))
             request_id = next(self._ids)
             choices = [self._choice(request, request_id, i, sink, deadline) for i in range(request.choices)]
             self._open_choices += len(choices)
+            self._open_tokens += tokens
             self._commands.put(lambda: self._add(choices))
         return request_id
 
@@ -175,6 +182,11 @@ class Engine:
             raise ValueError(f"top_k must not exceed the vocabulary of {size}")
         if request.choices > self._limit:
             raise ValueError(f"choices must be at most {self._limit}, which the engine admits together")
+        if request.choices > 1 and request.choices * len(request.prompt_ids) > self._token_limit:
+            raise ValueError(
+                f"{request.choices} choices of a prompt of {len(request.prompt_ids)} tokens are more than "
+                f"the {self._token_limit} tokens of prompts that the engine holds; ask for fewer"
+            )
         if request.overflow == "stop" and len(request.prompt_ids) >= capacity:
             raise ValueError(
                 f"the prompt has {len(request.prompt_ids)} tokens and the context {capacity}; "
@@ -295,6 +307,7 @@ class Engine:
         totals.finished[sequence.finish] += 1
         with self._lock:
             self._open_choices -= 1
+            self._open_tokens -= usage.prompt_tokens
         event = Event(sequence.choice, token_ids, text, logprobs, sequence.finish, usage, error)
         self._news.append((choice.sink, event))
 

@@ -178,6 +178,29 @@ def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
         check_answers(everything, ask(engine, everything).wait())
 
 
+def test_prompts_that_wait_are_bounded_by_their_tokens_too() -> None:
+    with running(running=2, waiting=3) as (engine, gate):
+        gate.open.clear()
+        huge = GenerationRequest((1,) * (6 * CAPACITY), 2)
+        alone = ask(engine, huge)
+        with pytest.raises(QueueFullError):
+            ask(engine, REQUEST)
+        gate.open.set()
+        assert alone.wait()[-1].usage == Usage(6 * CAPACITY, 0, 2)
+        gate.open.clear()
+        several = [ask(engine, GenerationRequest((2,) * (2 * CAPACITY), 1)) for _ in range(2)]
+        with pytest.raises(QueueFullError):
+            ask(engine, GenerationRequest((3,) * (CAPACITY + 1), 1))
+        several.append(ask(engine, GenerationRequest((3,) * CAPACITY, 1)))
+        gate.open.set()
+        for listener in several:
+            listener.wait()
+        with pytest.raises(
+            ValueError, match="2 choices of a prompt of 48 tokens are more than the 80 tokens"
+        ):
+            ask(engine, GenerationRequest((1,) * (3 * CAPACITY), 2, choices=2))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
