@@ -13,6 +13,7 @@ from kernels.layer_norm import layer_norm
 from kernels.linear import feed_forward, half_operand, linear
 from kernels.lora_linear import lora_linear
 from kernels.nf4 import PackedNf4, dequantize_nf4, nf4_linear, quantize_nf4
+from kernels.orthogonalize import orthogonalize
 from kernels.paged_attention import paged_attention
 from kernels.sampling import greedy, sample
 
@@ -37,6 +38,7 @@ __all__ = [
     "lora_linear",
     "materialized_attention",
     "nf4_linear",
+    "orthogonalize",
     "paged_attention",
     "quantize_nf4",
     "sample",

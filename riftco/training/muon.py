@@ -13,11 +13,9 @@ from torch import Tensor, nn
 
 from artifacts import MuonOptions, OptimizerScalars, StepState
 from artifacts.optimizer_state import is_muon_matrix
+from kernels import orthogonalize
 from riftco.model import AdamStepStats, ModelOptimizer
 from riftco.training.adamw import AdamW, finite_norm, require_sane
-
-_QUINTIC = (3.4445, -4.7750, 2.0315)  # drives singular values to about 1 in five steps, from 1e-2 on
-_ITERATIONS = 5
 
 
 class Muon(ModelOptimizer):
@@ -100,7 +98,7 @@ class _Stack:
         """Add the gradients to the momenta; Nesterov's look ahead from there, made orthogonal."""
         ahead = torch.stack([gradients[name] for name in self.names])
         self._momenta.mul_(share).add_(ahead)
-        return list(orthogonalized(ahead.add_(self._momenta, alpha=share)).unbind())
+        return list(orthogonalize(ahead.add_(self._momenta, alpha=share)).unbind())
 
 
 def _alike(matrices: Mapping[str, Tensor]) -> list[list[str]]:
@@ -109,17 +107,3 @@ def _alike(matrices: Mapping[str, Tensor]) -> list[list[str]]:
     for name, matrix in matrices.items():
         groups.setdefault(matrix.shape, []).append(name)
     return list(groups.values())
-
-
-def orthogonalized(matrices: Tensor) -> Tensor:
-    """About U V^T of each matrix U S V^T `[..., rows, columns]`, by Newton-Schulz steps in its dtype."""
-    a, b, c = _QUINTIC
-    x = matrices / (matrices.norm(dim=(-2, -1), keepdim=True) + 1e-7)
-    if tall := x.shape[-2] > x.shape[-1]:
-        x = x.mT
-    shape, x = x.shape, x.reshape(-1, *x.shape[-2:])
-    for _ in range(_ITERATIONS):
-        gram = x @ x.mT
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    x = x.view(shape)
-    return x.mT if tall else x
