@@ -45,7 +45,7 @@ struct Scratch {  // of one thread, kept between calls
 template <bool ADD>
 static void multiply_column(int64_t i, int64_t rows, int64_t j, int64_t k, int64_t count, Panels a, Panels b, Panels c) {
     for (; i < rows; i += TILE_ROWS)
-        multiply_tile<ADD>(count, {a(k, i), 1, PANEL}, b(k, j), PANEL, c(i, j), PANEL);
+        multiply_tile<ADD, 2>(count, {a(k, i), 1, PANEL}, b(k, j), PANEL, c(i, j), PANEL);
 }
 
 // c = a^T b for a [depth, rows] and b [depth, columns]; of a symmetric product what lies on and below the diagonal, in

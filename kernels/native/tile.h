@@ -5,6 +5,8 @@
 // lies in its tile.
 
 #pragma once
+#include <utility>
+
 #include "simd.h"
 
 constexpr int TILE_ROWS = 6;
@@ -16,30 +18,32 @@ struct Strided {
     int64_t row, column;
 };
 
-// c[6, TILE_COLUMNS] = a[6, count] b[count, TILE_COLUMNS], added to c if `ADD`. Rows of b and c are contiguous.
-template <bool ADD>
+// c[6, VECTORS * LANES] = a[6, count] b[count, ...], added to c if `ADD`. Rows of b and c are contiguous.
+template <bool ADD, int VECTORS>
 INLINE void multiply_tile(int64_t count, Strided a, const float *b, int64_t b_row, float *c, int64_t c_row) {
-    vf sums[TILE_ROWS][2];
+    vf sums[TILE_ROWS][VECTORS];
     for (int i = 0; i < TILE_ROWS; i++)
-        for (int j = 0; j < 2; j++) sums[i][j] = ADD ? load(c + i * c_row + j * LANES) : vf{};
+        for (int j = 0; j < VECTORS; j++) sums[i][j] = ADD ? load(c + i * c_row + j * LANES) : vf{};
     for (int64_t k = 0; k < count; k++) {
-        vf left = load(b + k * b_row), right = load(b + k * b_row + LANES);
+        vf right[VECTORS];
+        for (int j = 0; j < VECTORS; j++) right[j] = load(b + k * b_row + j * LANES);
         for (int i = 0; i < TILE_ROWS; i++) {
             vf factor = splat(a.at[i * a.row + k * a.column]);
-            sums[i][0] = fma(factor, left, sums[i][0]);
-            sums[i][1] = fma(factor, right, sums[i][1]);
+            for (int j = 0; j < VECTORS; j++) sums[i][j] = fma(factor, right[j], sums[i][j]);
         }
     }
     for (int i = 0; i < TILE_ROWS; i++)
-        for (int j = 0; j < 2; j++) store(c + i * c_row + j * LANES, sums[i][j]);
+        for (int j = 0; j < VECTORS; j++) store(c + i * c_row + j * LANES, sums[i][j]);
 }
 
-// c[6, columns] as above, tile by tile; tile t of b begins at b + t * b_tile. Columns are rounded up to whole tiles.
+// c[6, columns] as above, tile by tile; tile t of b begins at b + t * b_tile. Columns are rounded up to whole vectors.
 template <bool ADD>
 INLINE void multiply(int64_t count, Strided a, const float *b, int64_t b_row, int64_t b_tile, float *c,
                      int64_t c_row, int64_t columns) {
-    for (int64_t j = 0; j < columns; j += TILE_COLUMNS, b += b_tile)
-        multiply_tile<ADD>(count, a, b, b_row, c + j, c_row);
+    int64_t j = 0;
+    for (; j + LANES < columns; j += TILE_COLUMNS, b += b_tile)
+        multiply_tile<ADD, 2>(count, a, b, b_row, c + j, c_row);
+    if (j < columns) multiply_tile<ADD, 1>(count, a, b, b_row, c + j, c_row);
 }
 
 INLINE int64_t round_up(int64_t count, int64_t unit) { return (count + unit - 1) / unit * unit; }
@@ -57,11 +61,33 @@ static void pack_rows(float *to, const T *from, int64_t from_row, int64_t count,
     std::fill(to, to + (padded_count - count) * padded_width, 0.0f);
 }
 
-// Packed rows [count, width] as columns: for each tile of TILE_COLUMNS rows, [width, TILE_COLUMNS].
+// Rows a and b of a square trade the lanes whose index has, or lacks, the bit `STEP`.
+template <int STEP, int... LANE>
+INLINE void trade(vf &a, vf &b, std::integer_sequence<int, LANE...>) {
+    vf upper = __builtin_shuffle(a, b, vi{(LANE & STEP ? LANES + LANE - STEP : LANE)...});
+    b = __builtin_shuffle(a, b, vi{(LANE & STEP ? LANES + LANE : LANE + STEP)...});
+    a = upper;
+}
+
+// Transposes a square of vectors.
+template <int STEP = LANES / 2>
+INLINE void transpose(vf square[LANES]) {
+    for (int i = 0; i < LANES; i++)
+        if (!(i & STEP)) trade<STEP>(square[i], square[i + STEP], std::make_integer_sequence<int, LANES>());
+    if constexpr (STEP > 1) transpose<STEP / 2>(square);
+}
+
+// Packed rows [count, width], both whole vectors, as columns: for each tile of TILE_COLUMNS rows, [width, TILE_COLUMNS].
 static inline void pack_columns(float *to, const float *rows, int64_t count, int64_t width) {
-    for (int64_t i = 0; i < count; i += TILE_COLUMNS, rows += TILE_COLUMNS * width)
-        for (int64_t j = 0; j < width; j++)
-            for (int64_t k = 0; k < TILE_COLUMNS; k++) *to++ = rows[k * width + j];
+    for (int64_t i = 0; i < count; i += LANES, rows += LANES * width) {
+        float *columns = to + i / TILE_COLUMNS * TILE_COLUMNS * width + i % TILE_COLUMNS;
+        for (int64_t j = 0; j < width; j += LANES) {
+            vf square[LANES];
+            for (int k = 0; k < LANES; k++) square[k] = load(rows + k * width + j);
+            transpose(square);
+            for (int k = 0; k < LANES; k++) store(columns + (j + k) * TILE_COLUMNS, square[k]);
+        }
+    }
 }
 
 // float32 rows [count, padded_width] to rows [count, width] of another type, scaled.

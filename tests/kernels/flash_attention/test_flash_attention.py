@@ -151,6 +151,26 @@ def test_many_documents_over_many_blocks(implementation) -> None:
         assert_accurate(attend(inputs, starts), inputs, seen)
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_document_of_a_row_has_the_bits_that_it_has_alone(threads, dtype) -> None:
+    rows = ((50, 1, 130, 7), (188,))
+    inputs = [heads_last(x) for x in problem((2, 3, 188, 188, 24), dtype)]
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with running("native"):
+            together = attend(inputs, torch.stack([_starts(lengths) for lengths in rows]))
+            for row, lengths in enumerate(rows):
+                ends = list(itertools.accumulate(lengths))
+                for begin, end in zip([0, *ends], ends, strict=False):
+                    alone = attend([x[row : row + 1, :, begin:end] for x in inputs])
+                    for found, expected in zip(together, alone, strict=True):
+                        assert torch.equal(found[row : row + 1, :, begin:end], expected)
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_starts_beyond_the_own_position_hide_everything(implementation) -> None:
     inputs = problem((1, 1, 5, 5, 4))
