@@ -298,10 +298,10 @@ class InstructionsConfig(Config):
 
 _DEMO_PRETRAINING = PretrainingConfig(
     backend="cpu",  # `auto` would be keyed as that word, whatever machine made the result
-    steps=950,
+    steps=1200,
     context_size=144,
     batch_size=32,
-    evaluation_interval=95,
+    evaluation_interval=120,
     vocabulary_size=608,
     end_of_text=True,  # so that an answer ends where it ends
     model_width=128,
@@ -319,7 +319,7 @@ _DEMO_PRETRAINING = PretrainingConfig(
 )
 _DEMO_POST_TRAINING = PostTrainingConfig(
     backend="cpu",
-    steps=380,
+    steps=480,
     context_size=144,
     batch_size=32,
     learning_rate=3e-3,
