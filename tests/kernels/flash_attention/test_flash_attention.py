@@ -30,7 +30,7 @@ LARGE = [
     (1, 1, 97, 97, 96),
     (1, 1, 129, 129, 128),
 ]
-LARGE += [(1, 3, 257, 257, 32), (1, 1, 100, 331, 16)]
+LARGE += [(1, 3, 257, 257, 32), (1, 1, 100, 331, 16), (2, 3, 41, 41, 16), (1, 2, 13, 22, 9)]
 CASES = [
     *itertools.product(["torch", "native"], SMALL + LARGE, [torch.float32, torch.bfloat16]),
     *itertools.product(["triton"], [*SMALL, (1, 1, 65, 65, 16)], [torch.float32]),
