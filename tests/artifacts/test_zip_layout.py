@@ -1,5 +1,6 @@
 """The bytes around members equal what CPython's zipfile writes, below and beyond the ZIP64 limits."""
 
+import sys
 import zipfile
 import zlib
 
@@ -26,6 +27,11 @@ def test_an_archive_has_the_bytes_that_zipfile_writes(contents):
     assert framed(entries) == zipped_entries(entries)
 
 
+# Before, zipfile gave such members the version of those without the field (cpython 103861).
+as_today = pytest.mark.skipif(sys.version_info < (3, 11, 4), reason="zipfile wrote other headers then")
+
+
+@as_today
 @pytest.mark.parametrize("size", [94, 95, 96, 97, 98, 99, 100, 101, 102, 300])
 def test_zip64_fields_appear_where_zipfile_adds_them(monkeypatch, size):
     monkeypatch.setattr(zip_layout, "_ZIP64_LIMIT", 100)
@@ -43,6 +49,7 @@ def test_zip64_fields_for_offsets_appear_where_zipfile_adds_them(monkeypatch, si
     assert framed([*one, ("b", b"")]) == zipped_entries([*one, ("b", b"")])
 
 
+@as_today
 @pytest.mark.parametrize("size", [int(_LIMIT / 1.05), int(_LIMIT / 1.05) + 1, _LIMIT, _LIMIT + 1, 2**33])
 def test_headers_of_members_near_two_gibibytes_are_those_of_zipfile(size):
     """Only the headers: zipfile is told the size instead of being given the bytes."""

@@ -106,7 +106,11 @@ def test_ctrl_c_shows_what_there_is() -> None:
             ending.wait(60)
         return two_tokens(body)
 
-    code = "import typer; from riftco.bench_cli import bench_serve; typer.run(bench_serve)"
+    # A shell's background job, as the tests may be one, is started with Ctrl-C ignored.
+    code = (
+        "import signal, typer; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from riftco.bench_cli import bench_serve; typer.run(bench_serve)"
+    )
     with serving(FakeServer(stall_after_three, health=_IDS)) as fake:
         command = [sys.executable, "-c", code, fake.url, "-c", "1", "-n", "9"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
