@@ -20,9 +20,9 @@ constexpr int PANEL = 16;  // outputs, whatever the vectors' width: one line of 
 constexpr int VECTORS = PANEL / LANES;
 constexpr int TILE_ROWS = LANES == 4 ? 3 : 6;
 constexpr int MOST_SUMS = LANES == 16 ? 24 : 12;         // vectors of sums that leave registers for the operands
-constexpr int64_t DEPTH = 256;  // inputs whose weights of a panel fill half of the nearest cache
-constexpr int64_t GROUP = 8;     // rows that meet a block of keys and values together
-constexpr int64_t PARALLEL_WORK = int64_t(1) << 15;  // multiply-adds between two barriers that are worth a thread
+constexpr int64_t DEPTH = 256;                           // inputs whose weights of a panel fill half the nearest cache
+constexpr int64_t GROUP = 8;                             // rows that meet a block of keys and values together
+constexpr int64_t PARALLEL_WORK = int64_t(1) << 15;      // multiply-adds of a product that are worth a thread
 
 enum Kind : int64_t { FLOAT32, BFLOAT16, NF4 };
 enum After { STORE, ADD, GELU };
