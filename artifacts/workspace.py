@@ -71,8 +71,10 @@ class Workspace:
                 passed_over(path, error)
 
     def clear(self) -> None:
-        """Drop all resume points: the step is done."""
+        """Drop all resume points: the step is done. Killed midway it leaves intact ones, the newest last."""
         with writing(self.folder), suppress(FileNotFoundError):
+            for path in reversed(self._checkpoints()):
+                path.unlink()  # before its metrics go
             shutil.rmtree(self.folder)
 
     def _checkpoints(self) -> list[Path]:

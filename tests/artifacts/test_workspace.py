@@ -3,6 +3,7 @@
 import hashlib
 import os
 import time
+from contextlib import contextmanager
 
 import pytest
 
@@ -84,6 +85,39 @@ def test_saving_clears_away_what_a_killed_process_left(store):
     (workspace.folder / ".000000000002.riftckpt.0123.tmp").write_bytes(b"half")
     save(workspace, 2)
     assert len(os.listdir(workspace.folder)) == 4
+
+
+class Killed(BaseException):
+    """What no handler of errors catches."""
+
+
+@pytest.mark.parametrize("after", range(4))
+@pytest.mark.parametrize("backwards", [False, True])
+def test_a_clearing_that_is_killed_leaves_no_checkpoint_without_its_metrics(
+    store, monkeypatch, after, backwards
+):
+    workspace = store.workspace(KEY)
+    for step in (1, 2):
+        save(workspace, step)
+    unlink, scandir, done = os.unlink, os.scandir, []
+
+    def dying(*arguments, **options):
+        if len(done) == after:
+            raise Killed
+        done.append(arguments)
+        unlink(*arguments, **options)
+
+    @contextmanager
+    def in_order(folder):  # a file system lists names in any order
+        with scandir(folder) as entries:
+            yield iter(sorted(entries, key=lambda entry: entry.name, reverse=backwards))
+
+    monkeypatch.setattr(os, "unlink", dying)
+    monkeypatch.setattr(os, "scandir", in_order)
+    with pytest.raises(Killed):
+        workspace.clear()
+    monkeypatch.undo()
+    assert steps(workspace) == ([[2, 1], [2], [], []][after], {})
 
 
 def test_a_cleared_workspace_leaves_nothing_and_clearing_again_is_harmless(store):
