@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from importlib import import_module
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -77,13 +78,15 @@ def _require_tensors(
     lengths = [len(parameters), len(gradients), len(firsts), len(seconds)]
     if not parameters or len(set(lengths)) > 1:
         raise ValueError(f"parameters, gradients and moments must be equally many, at least 1, got {lengths}")
-    for i, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
+    for i, (parameter, gradient, first, second) in enumerate(
+        zip(parameters, gradients, firsts, seconds, strict=True)
+    ):
         if gradient.shape != parameter.shape:
             raise ValueError(
                 f"gradient {i} is {list(gradient.shape)}, its parameter {list(parameter.shape)}: "
                 "they must be equal"
             )
-        sizes = [[page.numel() for page in pages] for pages in (firsts[i], seconds[i])]
+        sizes = [*map(Tensor.numel, first)], [*map(Tensor.numel, second)]
         if sizes[0] != sizes[1] or sum(sizes[0]) != parameter.numel():
             raise ValueError(
                 f"moments {i} have pages of {sizes[0]} and {sizes[1]} elements: both need the same pages, "
@@ -93,7 +96,7 @@ def _require_tensors(
 
 def _require_float32(tensors: list[Tensor]) -> None:
     device = tensors[0].device
-    for dtype, place in {(tensor.dtype, tensor.device) for tensor in tensors}:
+    for dtype, place in {*map(attrgetter("dtype", "device"), tensors)}:
         if dtype != torch.float32 or place != device:
             raise ValueError(f"there is a tensor of {dtype} on {place}: adam_step takes float32 on {device}")
 

@@ -5,7 +5,9 @@ changed them, the next step reads only the gradients before it decides.
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from operator import attrgetter, is_
 from typing import NamedTuple
 from weakref import ref
 
@@ -15,6 +17,7 @@ from torch import Tensor
 from kernels.adam.transaction import Settings, run
 from kernels.native import Integer, Pointer, function
 
+_version = attrgetter("_version")
 _measure = function("riftco_adam_measure", Pointer, Integer, *[Pointer] * 3, Integer, Integer)
 _update = function("riftco_adam_update", Pointer, Integer, *[Pointer] * 3, Integer, Integer)
 
@@ -30,7 +33,7 @@ def step(
 ) -> tuple[float, float]:
     """As `reference.step`, for tensors that lie dense in memory; gradients are made so."""
     written = [*parameters, *first_pages, *second_pages]
-    if _update is None or first.device.type != "cpu" or not all(x.is_contiguous() for x in written):
+    if _update is None or first.device.type != "cpu" or not all(map(Tensor.is_contiguous, written)):
         return NotImplemented
     gradients = [g.contiguous() for g in gradients]
     arrays = _Arrays(parameters, gradients, first_pages, second_pages, page_counts, _recall(written))
@@ -55,14 +58,11 @@ class _Arrays:
         """known: the largest bit patterns, if they are."""
         self._known = known is not None
         self.largest = array("I", known or (0, 0, 0))
-        tensors = zip(parameters, gradients, page_counts, strict=True)
-        pages = zip(first_pages, second_pages, strict=True)
-        self._tensors = array("q")
-        for parameter, gradient, count in tensors:
-            self._tensors.extend((parameter.data_ptr(), gradient.data_ptr(), parameter.numel(), count))
-        self._pages = array("q")
-        for first, second in pages:
-            self._pages.extend((first.data_ptr(), second.data_ptr(), first.numel()))
+        places, sizes = Tensor.data_ptr, Tensor.numel
+        self._tensors = _table(
+            map(places, parameters), map(places, gradients), map(sizes, parameters), page_counts
+        )
+        self._pages = _table(map(places, first_pages), map(places, second_pages), map(sizes, first_pages))
         self._arguments = (_at(self._tensors), len(parameters), _at(self._pages))
         self._threads = torch.get_num_threads()
 
@@ -98,7 +98,7 @@ _remembered: _Remembered | None = None
 
 def _remember(written: list[Tensor], largest: Sequence[int]) -> None:
     global _remembered
-    _remembered = _Remembered([ref(x) for x in written], [x._version for x in written], largest)
+    _remembered = _Remembered([*map(ref, written)], [*map(_version, written)], largest)
 
 
 def _recall(written: list[Tensor]) -> Sequence[int] | None:
@@ -106,8 +106,13 @@ def _recall(written: list[Tensor]) -> Sequence[int] | None:
     last = _remembered
     if last is None or len(last.tensors) != len(written):
         return None
-    same = all(known() is x for known, x in zip(last.tensors, written, strict=True))
-    return last.largest if same and last.versions == [x._version for x in written] else None
+    same = all(map(is_, [known() for known in last.tensors], written))
+    return last.largest if same and last.versions == [*map(_version, written)] else None
+
+
+def _table(*columns: Iterable[int]) -> array:
+    """Structures of integers, one after another."""
+    return array("q", chain.from_iterable(zip(*columns, strict=True)))
 
 
 def _at(values: array) -> int:

@@ -42,8 +42,10 @@ class DecodeWeights:
 
         kind: what linear weights are stored as, "float32", "bfloat16" (rounded) or "nf4" (quantised by
         `quantize_nf4` unless they already are; rows of which no block holds a multiple of 4 stay float32).
-        Everything else is float32, and so is all arithmetic. Matrices are copied; embeddings and norms are
-        not, where they are float32 and contiguous. ValueError for names, shapes and devices that do not fit.
+        Everything else is float32, and so is all arithmetic, save that the native code multiplies bfloat16
+        and NF4 weights in 16-bit fixed point, ten times closer than bfloat16 products. Matrices are copied;
+        embeddings and norms are not, where they are float32 and contiguous. ValueError for names, shapes and
+        devices that do not fit.
         """
         packs = _step.order(device_of(tensors))[0] == "native"
         half = packs and kind == "bfloat16"  # packing rounds, without a copy in between

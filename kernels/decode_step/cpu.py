@@ -3,6 +3,7 @@
 import ctypes
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,14 +15,16 @@ from kernels.nf4 import PackedNf4, dequantize_nf4
 from kernels.nf4.reference import decode_scales
 
 _PANEL = 16
+_RUN = 64
 _FLOAT32, _BFLOAT16, _NF4 = range(3)
 _ZERO_CODE = 7
 
 _Integer = ctypes.c_int64
 _native = function("riftco_decode_step", Pointer, Pointer, _Integer, Pointer, _Integer)
-_pack = function("riftco_pack_panels", Pointer, *(_Integer,) * 4, Pointer, _Integer)
+_pack = function("riftco_pack_panels", Pointer, *(_Integer,) * 3, Pointer, _Integer)
+_pack_fixed = function("riftco_pack_fixed_panels", Pointer, *(_Integer,) * 3, Pointer, Pointer, _Integer)
 
-built = _native is not None and _pack is not None
+built = _native is not None
 
 
 class _Matrix(ctypes.Structure):
@@ -124,14 +127,16 @@ class Panels:
         weights = [linear.weight for linear in linears]
         outputs, inputs = sum(weight.shape[0] for weight in weights), weights[0].shape[1]
         packed = [weight for weight in weights if isinstance(weight, PackedNf4)]
-        run = math.gcd(inputs, *(weight.block_size for weight in packed))
+        run = math.gcd(_RUN, inputs, *(weight.block_size for weight in packed)) if packed else _RUN
         scales = None
         if len(packed) == len(weights) and run % 4 == 0:
             kind, panels, scales = _NF4, _code_panels(packed), _scale_panels(packed, run)
         else:
             floats = [dequantize_nf4(w) if isinstance(w, PackedNf4) else w for w in weights]
-            kind = _BFLOAT16 if self._half else _FLOAT32
-            panels = pack_panels(floats, self._half)
+            if self._half:
+                kind, run, (panels, scales) = _BFLOAT16, _RUN, pack_fixed_panels(floats)
+            else:
+                kind, panels = _FLOAT32, pack_panels(floats)
         self.bytes += panels.nbytes + bias.nbytes + (0 if scales is None else scales.nbytes)
         scale_pointer = None if scales is None else self._keep(scales)
         return _Matrix(self._keep(panels), scale_pointer, self._keep(bias), kind, inputs, outputs, run)
@@ -180,19 +185,32 @@ def _whole_panels(x: Tensor, value: int = 0) -> Tensor:
     return pad(x, (0, 0) * (x.ndim - 1) + (0, -len(x) % _PANEL), value=value)
 
 
-def pack_panels(matrices: list[Tensor], half: bool = False) -> Tensor:
-    """Contiguous float32 matrices `[out, in]`, below each other, as `[panels, in, PANEL]`.
-
-    half: rounded to bfloat16, `[panels, ceil(in / 2), PANEL, 2]`: two inputs of an output side by side.
-    """
+def pack_panels(matrices: list[Tensor]) -> Tensor:
+    """Contiguous float32 matrices `[out, in]`, below each other, as `[panels, in, PANEL]`."""
     assert _pack is not None
     outputs, inputs = matrices[0].shape
-    panels = -(-len(matrices) * outputs // _PANEL)
-    shape = (panels, -(-inputs // 2), _PANEL, 2) if half else (panels, inputs, _PANEL)
-    packed = torch.empty(shape, dtype=torch.bfloat16 if half else torch.float32)
-    pointers = (Pointer * len(matrices))(*(matrix.data_ptr() for matrix in matrices))
-    _pack(pointers, len(matrices), outputs, inputs, half, packed.data_ptr(), torch.get_num_threads())
+    packed = torch.empty(-(-len(matrices) * outputs // _PANEL), inputs, _PANEL)
+    _pack(*_located(matrices), outputs, inputs, packed.data_ptr(), torch.get_num_threads())
     return packed
+
+
+def pack_fixed_panels(matrices: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """The same rounded to bfloat16, as whole numbers int16 `[panels, runs, RUN / 2, PANEL, 2]` and scales.
+
+    The scales of RUN inputs of an output are float32 `[panels, runs, PANEL]`; inputs are padded with zeros.
+    """
+    assert _pack_fixed is not None
+    outputs, inputs = matrices[0].shape
+    panels, runs = -(-len(matrices) * outputs // _PANEL), -(-inputs // _RUN)
+    numbers = torch.empty(panels, runs, _RUN // 2, _PANEL, 2, dtype=torch.int16)
+    scales = torch.empty(panels, runs, _PANEL)
+    places = (numbers.data_ptr(), scales.data_ptr(), torch.get_num_threads())
+    _pack_fixed(*_located(matrices), outputs, inputs, *places)
+    return numbers, scales
+
+
+def _located(matrices: list[Tensor]) -> tuple[Any, int]:
+    return (Pointer * len(matrices))(*(matrix.data_ptr() for matrix in matrices)), len(matrices)
 
 
 def _code_panels(weights: list[PackedNf4]) -> Tensor:
@@ -203,7 +221,7 @@ def _code_panels(weights: list[PackedNf4]) -> Tensor:
     ]
     codes = _whole_panels(torch.cat(unpacked), _ZERO_CODE)
     # Output = 8 group + 4 half + o; input = 4 quad + 2 pair + k.
-    panels = codes.view(-1, 2, 2, 4, codes.shape[1] // 4, 2, 2).permute(0, 4, 5, 2, 6, 1, 3)
+    panels = codes.view(-1, 2, 2, 4, codes.shape[1] // 4, 2, 2).permute(0, 4, 5, 2, 1, 3, 6)
     return (panels[:, :, 0] | panels[:, :, 1] << 4).contiguous()
 
 

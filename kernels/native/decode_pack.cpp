@@ -1,17 +1,15 @@
 // Weights into the panels that decode_step.cpp reads, at the speed of memory: squares of 4 x 4 are transposed in
 // registers and written past the cache.
 
-#include "simd.h"
+#include "panels.h"
 
 namespace {
 
-constexpr int PANEL = 16;
 constexpr int SIDE = 4;                       // of a square
 constexpr int64_t GRAIN = int64_t(1) << 16;  // elements that are worth a thread
 
 // One line of a square, of the same width on every machine.
 typedef float Line __attribute__((vector_size(4 * SIDE)));
-typedef uint32_t Words __attribute__((vector_size(4 * SIDE)));
 typedef int32_t Order __attribute__((vector_size(4 * SIDE)));
 
 // Panels are read only much later: the cache is left to the rows, and no line is fetched to be overwritten.
@@ -33,33 +31,26 @@ INLINE void transpose(Line (&square)[SIDE]) {
     }
 }
 
-// Rounded to bf16 as `store` rounds, in the upper half of each word.
-INLINE Words upper_half(Line value) {
-    Words b = bits<Words>(value);
-    Words rounded = b + 0x7FFF + ((b >> 16) & 1);
-    return (value != value ? b | 0x400000 : rounded) & 0xFFFF0000;
-}
+// The rows of a panel's outputs; beyond the last one they are null.
+struct Outputs {
+    const float *rows[PANEL] = {};
 
-// The weights of SIDE outputs from `output` on, [inputs, SIDE], to where they lie in a panel.
-INLINE void write(float *panel, int64_t input, int output, const Line (&weights)[SIDE], int64_t inputs) {
-    for (int64_t i = 0; i < inputs; i++) stream(panel + (input + i) * PANEL + output, weights[i]);
-}
+    Outputs(const float *const *matrices, int64_t count, int64_t outputs, int64_t inputs, int64_t panel) {
+        for (int64_t i = 0, o = panel * PANEL; i < PANEL && o < count * outputs; i++, o++)
+            rows[i] = matrices[o / outputs] + o % outputs * inputs;
+    }
+};
 
-INLINE void write(uint32_t *panel, int64_t input, int output, const Line (&weights)[SIDE], int64_t inputs) {
-    for (int64_t i = 0; i < inputs; i += 2)
-        stream(panel + (input + i) / 2 * PANEL + output, upper_half(weights[i]) >> 16 | upper_half(weights[i + 1]));
-}
-
-// A panel from its outputs' rows; where one is null, the weights are 0.
-template <class T>
-void pack_panel(T *panel, const float *const *rows, int64_t inputs) {
+// A panel [inputs, PANEL].
+void pack_panel(float *panel, const Outputs &outputs, int64_t inputs) {
     auto squares = [&](int64_t input, int64_t count) __attribute__((always_inline)) {
         for (int output = 0; output < PANEL; output += SIDE) {
             Line square[SIDE] = {};
             for (int o = 0; o < SIDE; o++)
-                if (rows[output + o]) std::memcpy(&square[o], rows[output + o] + input, count * sizeof(float));
+                if (const float *row = outputs.rows[output + o])
+                    std::memcpy(&square[o], row + input, count * sizeof(float));
             transpose(square);
-            write(panel, input, output, square, count);
+            for (int64_t i = 0; i < count; i++) stream(panel + (input + i) * PANEL + output, square[i]);
         }
     };
     int64_t input = 0;
@@ -67,18 +58,41 @@ void pack_panel(T *panel, const float *const *rows, int64_t inputs) {
     if (input < inputs) squares(input, inputs - input);
 }
 
-// `row_size` numbers hold what a panel takes from all inputs, for each output.
-template <class T>
-void pack(const float *const *matrices, int64_t count, int64_t outputs, int64_t inputs, int64_t row_size, T *panels,
-          int threads) {
-    int64_t all = count * outputs, panel_count = (all + PANEL - 1) / PANEL, panel_size = row_size * PANEL;
-    parallel_for(panel_count, GRAIN / panel_size + 1, threads, [&](int64_t begin, int64_t end) {
-        for (int64_t panel = begin; panel < end; panel++) {
-            const float *rows[PANEL] = {};
-            for (int64_t i = 0, o = panel * PANEL; i < PANEL && o < all; i++, o++)
-                rows[i] = matrices[o / outputs] + o % outputs * inputs;
-            pack_panel(panels + panel * panel_size, rows, inputs);
-        }
+// A run of `count` weights, rounded to bf16, as whole numbers, zeros beyond; returns what WEIGHT_ONE stands for.
+float to_fixed(const float *weights, int64_t count, int16_t *out) {
+    float rounded[RUN] = {}, most = 0;
+    for (int64_t i = 0; i < count; i++) {
+        rounded[i] = to_float(from_float<bf16>(weights[i]));
+        most = std::max(most, std::fabs(rounded[i]));
+    }
+    float factor = most > TINY ? WEIGHT_ONE / most : 0;
+    for (int64_t i = 0; i < RUN; i += LANES) store_halves(out + i, round_to_whole(load(rounded + i) * factor));
+    return most;
+}
+
+// A panel [runs, RUN / 2, PANEL] of words, the weights of two inputs in each, and its scales [runs, PANEL].
+void pack_fixed_panel(int32_t *panel, float *scales, const Outputs &outputs, int64_t inputs) {
+    for (int64_t begin = 0; begin < inputs; begin += RUN, panel += RUN / 2 * PANEL, scales += PANEL) {
+        int16_t numbers[PANEL][RUN] = {};
+        for (int o = 0; o < PANEL; o++)
+            scales[o] = outputs.rows[o]
+                            ? to_fixed(outputs.rows[o] + begin, std::min(RUN, inputs - begin), numbers[o])
+                            : 0;
+        for (int64_t word = 0; word < RUN / 2; word += SIDE)
+            for (int output = 0; output < PANEL; output += SIDE) {
+                Line square[SIDE];
+                for (int o = 0; o < SIDE; o++) std::memcpy(&square[o], numbers[output + o] + 2 * word, sizeof(Line));
+                transpose(square);
+                for (int i = 0; i < SIDE; i++) stream(panel + (word + i) * PANEL + output, square[i]);
+            }
+    }
+}
+
+// Calls f(panel) for each panel of `outputs` rows, `work` elements each.
+template <class F>
+void each_panel(int64_t outputs, int64_t work, int threads, const F &f) {
+    parallel_for((outputs + PANEL - 1) / PANEL, GRAIN / (work + 1) + 1, threads, [&](int64_t begin, int64_t end) {
+        for (int64_t panel = begin; panel < end; panel++) f(panel);
 #ifdef __SSE__
         _mm_sfence();  // streamed lines are ordered by nothing else
 #endif
@@ -87,14 +101,23 @@ void pack(const float *const *matrices, int64_t count, int64_t outputs, int64_t 
 
 }  // namespace
 
-// `count` float32 matrices [outputs, inputs], one below the other, to panels [panels, inputs, PANEL] or, rounded,
-// [panels, ceil(inputs / 2), PANEL, 2] of bf16; outputs and inputs are padded with zeros. Panels begin at a line of the
-// cache.
+// `count` float32 matrices [outputs, inputs], one below the other, to panels [panels, inputs, PANEL]; outputs are padded
+// with zeros. Panels begin at a line of the cache.
 EXPORT int riftco_pack_panels(const float *const *matrices, int64_t count, int64_t outputs, int64_t inputs,
-                              int64_t is_bf16, void *panels, int64_t threads) {
-    if (is_bf16)
-        pack(matrices, count, outputs, inputs, (inputs + 1) / 2, static_cast<uint32_t *>(panels), int(threads));
-    else
-        pack(matrices, count, outputs, inputs, inputs, static_cast<float *>(panels), int(threads));
+                              float *panels, int64_t threads) {
+    each_panel(count * outputs, inputs * PANEL, int(threads), [&](int64_t panel) {
+        pack_panel(panels + panel * inputs * PANEL, {matrices, count, outputs, inputs, panel}, inputs);
+    });
+    return 0;
+}
+
+// The same rounded to bf16 and in fixed point: [panels, runs, RUN / 2, PANEL] words and scales [panels, runs, PANEL].
+EXPORT int riftco_pack_fixed_panels(const float *const *matrices, int64_t count, int64_t outputs, int64_t inputs,
+                                    int32_t *panels, float *scales, int64_t threads) {
+    int64_t runs = (inputs + RUN - 1) / RUN;
+    each_panel(count * outputs, inputs * PANEL, int(threads), [&](int64_t panel) {
+        pack_fixed_panel(panels + panel * runs * (RUN / 2) * PANEL, scales + panel * runs * PANEL,
+                         {matrices, count, outputs, inputs, panel}, inputs);
+    });
     return 0;
 }

@@ -238,9 +238,8 @@ void reorder(const T *x, int64_t columns, float *out) {
 
 // The sums of R rows of x with one row of W, not yet over the lanes; with few rows in two chains of additions.
 template <int R>
-INLINE void row_sums(const uint8_t *codes, int64_t columns, const float *x, const float *scales, int64_t block_size,
-                     vf *sums) {
-    const Lookup lookup;
+INLINE void row_sums(const Lookup &lookup, const uint8_t *codes, int64_t columns, const float *x, const float *scales,
+                     int64_t block_size, vf *sums) {
     const int64_t chunks_of_a_block = std::max<int64_t>(1, block_size / CHUNK);
     const int64_t blocks_of_a_chunk = std::max<int64_t>(1, CHUNK / block_size);
     for (int64_t left = chunks_of_a_block, chunk = 0; chunk < columns / CHUNK; chunk++) {
@@ -260,10 +259,10 @@ INLINE void row_sums(const uint8_t *codes, int64_t columns, const float *x, cons
 
 // Rows of W that begin on blocks and are whole chunks.
 template <int R>
-void aligned_row(const Packed &w, const float *x, int64_t row, float *scales, float *out) {
+void aligned_row(const Lookup &lookup, const Packed &w, const float *x, int64_t row, float *scales, float *out) {
     decode_scales(w, row * w.columns / w.block_size, (row + 1) * w.columns / w.block_size, scales);
     vf sums[R] = {};
-    row_sums<R>(w.codes + row * w.columns / 2, w.columns, x, scales, w.block_size, sums);
+    row_sums<R>(lookup, w.codes + row * w.columns / 2, w.columns, x, scales, w.block_size, sums);
     for (int r = 0; r < R; r++) out[r] = sum(sums[r]);
 }
 
@@ -290,10 +289,11 @@ int product(const Packed &w, const T *x, const T *bias, T *y, int threads) {
         for (int64_t i = 0; i < R * w.columns; i++) ordered[i] = to_float(x[i]);
     int64_t grain = std::max<int64_t>(1, 65536 / w.columns);
     parallel_for(w.rows, grain, threads, [&](int64_t begin, int64_t end) {
+        const Lookup lookup;
         std::vector<float> scratch(w.columns);
         for (int64_t row = begin; row < end; row++) {
             float out[R];
-            if (aligned) aligned_row<R>(w, ordered.data(), row, scratch.data(), out);
+            if (aligned) aligned_row<R>(lookup, w, ordered.data(), row, scratch.data(), out);
             else any_row<R>(w, ordered.data(), row, scratch.data(), out);
             for (int r = 0; r < R; r++)
                 y[r * w.rows + row] = from_float<T>(bias ? out[r] + to_float(bias[row]) : out[r]);

@@ -46,10 +46,7 @@ struct Paged {
                 const Block<T> &block = blocks[at / BLOCK % 2];
                 if (at + BLOCK < end)
                     pages.find(at + BLOCK, std::min(at + 2 * BLOCK, end), width, blocks[(at / BLOCK + 1) % 2]);
-                for (int64_t i = 0; i < size; i++) {
-                    int64_t seen = std::min(BLOCK, group[i].seen - at);
-                    if (seen > 0) meet_block(group[i], block, seen, width);
-                }
+                meet_block(group, size, block, at, width);
             }
             for (int64_t i = 0; i < size; i++)
                 write(to + (begin + i) * out_layout.third, group[i].out, 1 / sum(group[i].total));

@@ -6,6 +6,8 @@
 // read for it, as the unwritten tail of a page may hold anything.
 
 #pragma once
+#include <vector>
+
 #include "simd.h"
 
 namespace {
@@ -142,6 +144,36 @@ void meet_block(Row &row, const Block<T> &block, int64_t count, int64_t width) {
         row.total += weight;
     }
     add_values(scores, block.values, count, width, row.out);
+}
+
+// A block's first `count` rows as floats in `wide`, [2, count, width].
+inline Block<float> widened(const Block<bf16> &block, int64_t count, int64_t width, std::vector<float> &wide) {
+    wide.resize(2 * count * width + LANES);  // whole vectors are written
+    Block<float> out;
+    float *to = wide.data();
+    for (auto [from, rows] : {std::pair{block.keys, out.keys}, std::pair{block.values, out.values}})
+        for (int64_t j = 0; j < count; j++, to += width) {
+            rows[j] = to;
+            int64_t c = 0;
+            for (; c + LANES <= width; c += LANES) store(to + c, load(from[j] + c));
+            if (c < width) store(to + c, load_first(from[j] + c, width - c));
+        }
+    return out;
+}
+
+// Rows of one sequence, each seeing at least as much as the one before, meet the block of positions from `at` on.
+template <class T>
+void meet_block(Row *rows, int64_t row_count, const Block<T> &block, int64_t at, int64_t width) {
+    auto each = [&](const auto &keys_and_values) {
+        for (int64_t i = 0; i < row_count; i++)
+            if (rows[i].seen > at) meet_block(rows[i], keys_and_values, std::min(BLOCK, rows[i].seen - at), width);
+    };
+    if constexpr (sizeof(T) == sizeof(bf16))
+        if (row_count > 1) {  // widened once for all
+            static thread_local std::vector<float> wide;
+            return each(widened(block, std::min(BLOCK, rows[row_count - 1].seen - at), width, wide));
+        }
+    each(block);
 }
 
 }  // namespace

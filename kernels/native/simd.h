@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 #if defined(__x86_64__)
 #include <immintrin.h>
 #elif defined(__aarch64__)
@@ -29,6 +30,8 @@
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 #define INLINE static inline __attribute__((always_inline))
+
+#define MEMBER __attribute__((always_inline))
 
 constexpr int LANES = RIFTCO_LANES;
 typedef float vf __attribute__((vector_size(4 * LANES)));
@@ -54,7 +57,18 @@ INLINE vf load(const float *from) {
     return out;
 }
 
+INLINE vi load(const int32_t *from) {
+    vi out;
+    std::memcpy(&out, from, sizeof out);
+    return out;
+}
+
 INLINE void store(float *to, vf value) { std::memcpy(to, &value, sizeof value); }
+INLINE void store(int32_t *to, vi value) { std::memcpy(to, &value, sizeof value); }
+INLINE void store_halves(int16_t *to, vi value) {
+    vh half = __builtin_convertvector(bits<vu>(value), vh);
+    std::memcpy(to, &half, sizeof half);
+}
 
 INLINE vf load(const bf16 *from) {
     vh half;
@@ -109,24 +123,44 @@ INLINE vf fma(vf a, vf b, vf c) {
 #endif
 }
 
+// c + the product of the lower halves + that of the upper ones, halves as signed 16-bit numbers.
+INLINE vi add_pair_products(vi a, vi b, vi c) {
+#if defined(__AVX512BW__) && RIFTCO_LANES == 16
+    return c + bits<vi>(_mm512_madd_epi16(bits<__m512i>(a), bits<__m512i>(b)));
+#elif defined(__AVX2__) && RIFTCO_LANES == 8
+    return c + bits<vi>(_mm256_madd_epi16(bits<__m256i>(a), bits<__m256i>(b)));
+#elif defined(__SSE2__) && RIFTCO_LANES == 4
+    return c + bits<vi>(_mm_madd_epi16(bits<__m128i>(a), bits<__m128i>(b)));
+#else
+    return c + (a << 16 >> 16) * (b << 16 >> 16) + (a >> 16) * (b >> 16);
+#endif
+}
+
+// To the nearest whole number, of two the even one, for magnitudes below 2^22.
+INLINE vi round_to_whole(vf x) { return bits<vi>(x + 12582912.0f) - bits<int32_t>(12582912.0f); }
+
 INLINE vf maximum(vf a, vf b) { return a > b ? a : b; }
 INLINE vf minimum(vf a, vf b) { return a < b ? a : b; }
 
-INLINE float sum(vf a) {
-    float part[LANES];
-    store(part, a);
-    for (int width = LANES / 2; width > 0; width /= 2)
-        for (int i = 0; i < width; i++) part[i] += part[i + width];
-    return part[0];
+// Each lane takes the value STEP lanes on.
+template <int STEP, int... LANE>
+INLINE vf shifted(vf a, std::integer_sequence<int, LANE...>) {
+    return __builtin_shuffle(a, vi{(LANE + STEP) % LANES...});
 }
 
-INLINE float largest(vf a) {
-    float part[LANES];
-    store(part, a);
-    for (int width = LANES / 2; width > 0; width /= 2)
-        for (int i = 0; i < width; i++) part[i] = std::max(part[i], part[i + width]);
-    return part[0];
+// All lanes in one by `f`, as a tree: the halves, their halves and so on.
+template <int STEP = LANES / 2, class F>
+INLINE float folded(vf a, const F &f) {
+    a = f(a, shifted<STEP>(a, std::make_integer_sequence<int, LANES>()));
+    if constexpr (STEP > 1) return folded<STEP / 2>(a, f);
+    return a[0];
 }
+
+INLINE float sum(vf a) {
+    return folded(a, [](vf x, vf y) __attribute__((always_inline)) { return x + y; });
+}
+
+INLINE float largest(vf a) { return folded(a, maximum); }
 
 // e^x to about 1 ulp for x in [-87, 88], 0 below, NaN for NaN. x = n ln 2 + r, |r| <= ln 2 / 2; e^r by its Taylor
 // series, whose next term is below 2^-26. Larger x saturate.

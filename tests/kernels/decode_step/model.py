@@ -60,15 +60,21 @@ def rounded(tensors: dict[str, Tensor], kind: str) -> dict[str, Tensor]:
     return {name: store(name, x) for name, x in tensors.items()}
 
 
-def forward(tensors: dict[str, Tensor], ids: Tensor, s: Sizes, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Logits `[T, V]` of the whole sequence at once."""
+def forward(
+    tensors: dict[str, Tensor],
+    ids: Tensor,
+    s: Sizes,
+    dtype: torch.dtype = torch.float64,
+    inputs: torch.dtype | None = None,
+) -> Tensor:
+    """Logits `[T, V]` of the whole sequence at once; what goes into a linear layer is rounded to `inputs`."""
     t = {name: x.to(dtype) for name, x in tensors.items()}
 
     def norm(x: Tensor, name: str) -> Tensor:
         return functional.layer_norm(x, (s.width,), t[f"{name}.scale"], t[f"{name}.bias"])
 
     def linear(x: Tensor, name: str) -> Tensor:
-        return functional.linear(x, t[f"{name}.weight"], t[f"{name}.bias"])
+        return functional.linear(x.to(inputs or dtype).to(dtype), t[f"{name}.weight"], t[f"{name}.bias"])
 
     x = t["token_embedding.weight"][ids] + t["position_embedding.weight"][: len(ids)]
     hidden = torch.ones(len(ids), len(ids), dtype=torch.bool).triu(1)

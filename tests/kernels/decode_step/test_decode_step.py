@@ -1,6 +1,7 @@
 """A decode step is the model's forward, in any company the same bits, and touches only its own slots."""
 
 import math
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -78,10 +79,18 @@ def test_it_equals_the_forward_of_the_whole_sequence(implementation: str, kind: 
             [run.step([(0, i) for i in range(50)]), run.step([(0, i) for i in range(50, length)])]
         )
     tensors = rounded(random_tensors(s), kind)
-    exact, single = (forward(tensors, run.ids[0], s, dtype) for dtype in (torch.float64, torch.float32))
-    error, torch_error = ((x.double() - exact).abs().max() for x in (actual, single))
-    assert error <= 2 * torch_error + 1e-5
+    assert_close_to_exact(actual, tensors, run.ids[0], s, fixed_point=kind != "float32")
     assert actual.dtype == torch.float32
+
+
+def assert_close_to_exact(
+    actual: Tensor, tensors: dict[str, Tensor], ids: Tensor, s: Sizes, fixed_point: bool
+) -> None:
+    """As close as float32 products are, or in fixed point eight times closer than products with bf16."""
+    exact, single = (forward(tensors, ids, s, dtype) for dtype in (torch.float64, torch.float32))
+    half = forward(tensors, ids, s, inputs=torch.bfloat16)
+    error, torch_error, half_error = ((x.double() - exact).abs().max() for x in (actual, single, half))
+    assert error <= max(2 * torch_error + 1e-5, half_error / 8 if fixed_point else 0)
 
 
 def test_the_reference_runs_in_float64() -> None:
@@ -199,7 +208,7 @@ def test_packed_weights_are_taken_as_they_are(implementation: str) -> None:
             stored = dense | {
                 key: x for key, x in rounded(dense, kind).items() if key != name or kind == "bfloat16"
             }
-            torch.testing.assert_close(actual.double(), forward(stored, run.ids[0], s), atol=2e-5, rtol=0)
+            assert_close_to_exact(actual, stored, run.ids[0], s, fixed_point=kind != "float32")
 
 
 def test_the_same_call_gives_the_same_bits_and_leaves_weights_alone() -> None:
@@ -292,32 +301,77 @@ def test_packed_weights_do_not_run_in_torch_in_silence() -> None:
 
 
 @pytest.mark.skipif(not cpu.built, reason="not built")
-@pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("half", [False, True])
-@pytest.mark.parametrize(
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("width", [16, 64, 80, 256])
+@pytest.mark.parametrize("value", [0.0, 1e-38, 0.31, -7.3, 3e30, math.nan, math.inf])
+def test_equal_factors_of_any_size_give_the_product(kind: str, width: int, value: float) -> None:
+    s = Sizes(width=width, heads=2, blocks=1)
+    last = {"scale": torch.zeros(width), "bias": torch.full((width,), value)}  # what goes into the head
+    changes = {f"final_norm.{name}": x for name, x in last.items()}
+    changes["language_model_head.weight"] = torch.full((s.vocabulary, width), 0.625)  # exact in every kind
+    changes["language_model_head.bias"] = torch.zeros(s.vocabulary)
+    weights = prepare(s, kind, **changes)
+    for rows in (1, 9):
+        logits = Run(weights, s, [rows]).step([(0, i) for i in range(rows)])
+        if math.isfinite(value):
+            torch.testing.assert_close(
+                logits, torch.full_like(logits, width * value * 0.625), rtol=1e-4, atol=1e-30
+            )
+        else:
+            assert not logits.isfinite().any()
+
+
+MATRICES = pytest.mark.parametrize(
     ("count", "outputs", "inputs"),
     [(1, 1, 1), (1, 16, 4), (3, 10, 7), (1, 33, 18), (2, 24, 13), (3, 1, 5), (1, 200, 1026), (3, 304, 255)],
 )
-def test_panels_hold_outputs_side_by_side_and_zeros_beyond(
-    count: int, outputs: int, inputs: int, half: bool, threads: int
-) -> None:
+
+
+def random_matrices(count: int, outputs: int, inputs: int) -> list[Tensor]:
     generator = torch.Generator().manual_seed(inputs)
-    matrices = list(torch.randn(count, outputs, inputs, generator=generator))
-    ties = torch.tensor([1 + 2**-8, 1 + 3 * 2**-8, -0.0, 3.4e38, 1e-40])  # to even, up, to infinity, denormal
-    matrices[-1][0, :5] = ties[:inputs]
+    return list(torch.randn(count, outputs, inputs, generator=generator))
+
+
+def in_panels(matrices: list[Tensor], input_unit: int = 1) -> Tensor:
+    """`[panels, in, 16]`, padded with zeros."""
     stacked = torch.cat(matrices)
-    padded = functional.pad(stacked, (0, inputs % 2 if half else 0, 0, -len(stacked) % 16))
-    expected = padded.view(-1, 16, padded.shape[1]).transpose(1, 2)  # [panels, in, 16]
-    if half:
-        expected = expected.bfloat16().unflatten(1, (-1, 2)).transpose(2, 3)
+    padded = functional.pad(stacked, (0, -stacked.shape[1] % input_unit, 0, -len(stacked) % 16))
+    return padded.view(-1, 16, padded.shape[1]).transpose(1, 2)
+
+
+@pytest.fixture(params=[1, 3])
+def threads(request: pytest.FixtureRequest) -> Iterator[None]:
     before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        actual = cpu.pack_panels(matrices, half)
-    finally:
-        torch.set_num_threads(before)
-    integers = torch.int16 if half else torch.int32
-    assert torch.equal(actual.view(integers), expected.contiguous().view(integers))
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.skipif(not cpu.built, reason="not built")
+@pytest.mark.usefixtures("threads")
+@MATRICES
+def test_panels_hold_outputs_side_by_side_and_zeros_beyond(count: int, outputs: int, inputs: int) -> None:
+    matrices = random_matrices(count, outputs, inputs)
+    assert torch.equal(cpu.pack_panels(matrices), in_panels(matrices))
+
+
+@pytest.mark.skipif(not cpu.built, reason="not built")
+@pytest.mark.usefixtures("threads")
+@MATRICES
+def test_fixed_panels_hold_bfloat16_weights_within_half_a_unit_of_their_run(
+    count: int, outputs: int, inputs: int
+) -> None:
+    matrices = random_matrices(count, outputs, inputs)
+    ties = torch.tensor([1 + 2**-8, 1 + 3 * 2**-8, -0.0, 1e-40, -3e38])  # to even, up, zero, denormal, large
+    matrices[-1][0, :5] = ties[:inputs]
+    matrices[0][1:2] = 0
+    numbers, scales = cpu.pack_fixed_panels(matrices)
+    rounded = in_panels([x.bfloat16().float() for x in matrices], 64)
+    runs = rounded.unflatten(1, (-1, 64))  # [panels, runs, 64, 16]
+    assert torch.equal(scales, runs.abs().amax(2))
+    actual = numbers.transpose(3, 4).flatten(2, 3).double() * (scales[:, :, None].double() / 8192)
+    assert ((actual - runs.double()).abs() <= scales[:, :, None].double() / 8192 * 0.5001).all()
+    assert numbers.abs().amax() == 8192
 
 
 @pytest.mark.skipif(not cpu.built, reason="not built")
