@@ -7,11 +7,13 @@ import os
 import random
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from riftco.config import ServingConfig
@@ -137,6 +139,44 @@ def test_a_full_queue_is_not_ready(service: ModelService, monkeypatch: pytest.Mo
         assert (unready.status, unready.json["detail"]) == (503, "the queue is full")
         monkeypatch.undo()
         assert exchange(url, get("/ready")).status == 200
+
+
+SERVE = """
+import sys
+from riftco.config import ServingConfig
+from riftco.serving import serve
+config = ServingConfig.model_validate_json(sys.argv[2])
+serve(sys.argv[1], config=config, port=0, ready=lambda url: print(url, flush=True))
+"""
+
+
+def resident_mib(process: int) -> float:
+    status = Path(f"/proc/{process}/status").read_text()
+    return int(status.split("VmRSS:")[1].split()[0]) / 1024
+
+
+@pytest.mark.soak
+def test_a_hundred_thousand_requests_do_not_make_the_server_grow(
+    service: ModelService, tmp_path: Path
+) -> None:
+    rounds, each = 10, 10_000
+    any_text_bundle(64).save(tmp_path / "model.rift")
+    command = [sys.executable, "-c", SERVE, str(tmp_path / "model.rift"), CONFIG.model_dump_json()]
+    sizes, begin = [], time.monotonic()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        url = server.stdout.readline().strip()
+        for number in range(rounds):
+            work = {"cases": cases(service, each, each // 10), "concurrency": 100, "seed": number}
+            assert result(start(url, "ask", work)) == {"right": each - each // 10, "left": each // 10}
+            assert wait_until(lambda: figures(url)["num_requests_running"] == 0)
+            sizes.append(resident_mib(server.pid))
+            print(f"{(number + 1) * each} requests, {time.monotonic() - begin:.0f} s: {sizes[-1]:.1f} MiB")
+        server.terminate()
+        assert server.wait(30) == 0
+    growth = np.polyfit(range(1, rounds), sizes[1:], 1)[0]  # of 10,000 requests, from the second on
+    assert growth < 1, sizes
+    assert time.monotonic() - begin < 1_800
 
 
 @pytest.mark.soak
