@@ -14,6 +14,7 @@ namespace {
 constexpr int CODES = 8;  // for each lane of a chunk
 constexpr int CHUNK = CODES * LANES;
 constexpr int SCALES = 64;  // decoded at a time
+constexpr int AHEAD = 1536;  // bytes of codes on their way to the cache
 
 INLINE vi lane_numbers() {
     vi out;
@@ -243,6 +244,7 @@ INLINE void row_sums(const Lookup &lookup, const uint8_t *codes, int64_t columns
     const int64_t chunks_of_a_block = std::max<int64_t>(1, block_size / CHUNK);
     const int64_t blocks_of_a_chunk = std::max<int64_t>(1, CHUNK / block_size);
     for (int64_t left = chunks_of_a_block, chunk = 0; chunk < columns / CHUNK; chunk++) {
+        __builtin_prefetch(codes + chunk * CHUNK / 2 + AHEAD);
         vf values[CODES], part[R] = {}, odd[R] = {};
         decode_chunk(lookup, codes + chunk * CHUNK / 2, values);
         for (int k = 0; k < CODES; k++)
