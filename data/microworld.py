@@ -114,17 +114,22 @@ def entropy_floor(told: Iterable[Story]) -> float:
 
 
 def questions(story: Story) -> list[Question]:
-    """Every question with an exact answer, then every one about a person or object not in the story."""
+    """Every question with an exact answer, then every one about a person or object not in the story.
+
+    An answer is a sentence that begins with what was asked about: a model must then take that from the
+    question, which it otherwise never learns to read (docs/log.md).
+    """
     roles, people = story.roles, story.people
     held = story.holder == "owner"
-    holder = roles["owner"] if held else f"The {roles['animal']}" if story.holder == "animal" else "Nobody"
+    holder = roles["owner"] if held else f"the {roles['animal']}" if story.holder == "animal" else "nobody"
     known = _about_object(roles["object"], holder, roles["here" if held else "spot"], roles["quality"])
     if "object2" in roles:
         trader = roles["trader"]
         known += _about_object(roles["object2"], trader, people[trader], roles["quality2"])
     for person, place in people.items():
-        known.append(Question(f"Where is {person} now?", f"In the {place}.", "person_place"))
-    known.append(Question(f"Where was {roles['hero']} first?", f"In the {roles['first']}.", "first_place"))
+        known.append(Question(f"Where is {person} now?", f"{person} is in the {place}.", "person_place"))
+    hero, first = roles["hero"], roles["first"]
+    known.append(Question(f"Where was {hero} first?", f"{hero} was in the {first}.", "first_place"))
 
     absent: list[str] = []
     for name in WORLD.people:
@@ -138,9 +143,9 @@ def questions(story: Story) -> list[Question]:
 
 def _about_object(thing: str, holder: str, place: str, quality: str) -> list[Question]:
     return [
-        Question(f"Who has the {thing} now?", f"{holder}.", "holder"),
-        Question(f"Where is the {thing} now?", f"In the {place}.", "object_place"),
-        Question(f"What was the {thing} like?", f"{quality.capitalize()}.", "quality"),
+        Question(f"Who has the {thing} now?", f"The {thing} is with {holder}.", "holder"),
+        Question(f"Where is the {thing} now?", f"The {thing} is in the {place}.", "object_place"),
+        Question(f"What was the {thing} like?", f"The {thing} was {quality}.", "quality"),
     ]
 
 

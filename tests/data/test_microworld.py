@@ -200,12 +200,12 @@ def test_questions_about_a_held_object():
         "Ben left the cave and took the kite to the park. In the park he felt glad. "
         "In the end Ben had the red kite in the park."
     ))}  # fmt: skip
-    assert answers["Who has the kite now?"] == ("Ben.", "holder")
-    assert answers["Where is the kite now?"] == ("In the park.", "object_place")
-    assert answers["Where is Ben now?"] == ("In the park.", "person_place")
-    assert answers["Where is Zoë now?"] == ("In the cave.", "person_place")
-    assert answers["Where was Zoë first?"] == ("In the mill.", "first_place")
-    assert answers["What was the kite like?"] == ("Red.", "quality")
+    assert answers["Who has the kite now?"] == ("The kite is with Ben.", "holder")
+    assert answers["Where is the kite now?"] == ("The kite is in the park.", "object_place")
+    assert answers["Where is Ben now?"] == ("Ben is in the park.", "person_place")
+    assert answers["Where is Zoë now?"] == ("Zoë is in the cave.", "person_place")
+    assert answers["Where was Zoë first?"] == ("Zoë was in the mill.", "first_place")
+    assert answers["What was the kite like?"] == ("The kite was red.", "quality")
     assert answers["Where is Kofi now?"] == (UNANSWERABLE, "unanswerable")
     assert answers["Who has the drum now?"] == (UNANSWERABLE, "unanswerable")
     assert "Where was Ben first?" not in answers, "the story does not show where Ben came from"
@@ -216,16 +216,16 @@ def test_questions_about_an_object_that_nobody_or_an_animal_has():
     answers = {
         q.text: q.answer for q in questions(told(hidden + "In the end Zoë's red kite was in the cave."))
     }
-    assert answers["Who has the kite now?"] == "Nobody."
-    assert answers["Where is the kite now?"] == "In the cave."
-    assert answers["Where is Zoë now?"] == "In the mill."
+    assert answers["Who has the kite now?"] == "The kite is with nobody."
+    assert answers["Where is the kite now?"] == "The kite is in the cave."
+    assert answers["Where is Zoë now?"] == "Zoë is in the mill."
     carried = (
         "The goat found the red kite in the cave. Then the goat took it to the yard. "
         "In the end the goat had Zoë's red kite in the yard."
     )
     answers = {q.text: q.answer for q in questions(told(hidden + carried))}
-    assert answers["Who has the kite now?"] == "The goat."
-    assert answers["Where is the kite now?"] == "In the yard."
+    assert answers["Who has the kite now?"] == "The kite is with the goat."
+    assert answers["Where is the kite now?"] == "The kite is in the yard."
 
 
 def test_a_traded_object_is_where_its_new_owner_is():
@@ -236,9 +236,9 @@ def test_a_traded_object_is_where_its_new_owner_is():
         "In the end the cat had Ben's red kite in the yard."
     )
     answers = {q.text: q.answer for q in questions(story)}
-    assert answers["Who has the drum now?"] == "Zoë."
-    assert answers["Where is the drum now?"] == "In the mill."
-    assert answers["What was the drum like?"] == "New."
+    assert answers["Who has the drum now?"] == "The drum is with Zoë."
+    assert answers["Where is the drum now?"] == "The drum is in the mill."
+    assert answers["What was the drum like?"] == "The drum was new."
 
 
 def test_every_kind_can_be_asked_of_every_story_and_no_question_has_two_answers():
@@ -269,16 +269,18 @@ def test_the_share_of_held_out_instructions_is_yours(share, expected):
 def test_answers_agree_with_a_plain_look_at_the_text():
     for record in instructions(1200, 8):
         story, question = re.fullmatch(r"(.*\.) (.*\?)", record["prompt"]).groups()
-        thing = re.search(r"the (\w+) (?:now|like)", question)
-        person = re.search(r"Where (?:is|was) (\w+) (?:now|first)\?", question)
-        person = person and person[1]
-        absent = thing[1] if thing and not person else person
-        assert (record["response"] == UNANSWERABLE) == (re.search(rf"\b{absent}\b", story) is None)
+        asked = re.fullmatch(r"(?:Who has|(?:Where|What) (?:is|was)) (.+) (?:now|first|like)\?", question)[1]
+        name = asked.removeprefix("the ")
+        if re.search(rf"\b{name}\b", story) is None:
+            assert record["response"] == UNANSWERABLE
+            continue
+        assert record["response"].startswith(f"{asked[0].upper()}{asked[1:]} ")
         match record["kind"]:
             case "quality":
-                assert f" a {record['response'][:-1].lower()} {thing[1]}." in story
+                quality = record["response"].removeprefix(f"The {name} was ").removesuffix(".")
+                assert f" a {quality} {name}." in story
             case "first_place":
-                assert f" {person} was {record['response'][:1].lower()}{record['response'][1:]}" in story
+                assert f" {record['response']}" in story
 
 
 def test_jsonl_has_a_record_a_line_with_the_letters_themselves():
