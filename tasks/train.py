@@ -138,6 +138,7 @@ def instruction_loss(
     from riftco.training import evaluate_instruction_examples
 
     with ModelRuntime.open(work.store.load_bundle(bundle)) as runtime:
+        runtime.model.attention = "flash"  # which computes ragged batches without padding
         return evaluate_instruction_examples(
             runtime.model,
             runtime.tokenizer,

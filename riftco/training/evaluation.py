@@ -3,6 +3,9 @@
 A chunk of tokens t[0..n) with context C starts at 0, C, 2C, ...: its inputs are t[s : e - 1], its targets
 t[s + 1 : e] with e = min(s + C + 1, n). The last token of a chunk is the first input of the next, and the
 context starts anew.
+
+Full sequences share a batch if their chunks are equally wide, in the contract's order. Responses, which are
+ours, share it if they are about as wide: there are many widths, and full batches take less time than padding.
 """
 
 import math
@@ -10,6 +13,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -20,7 +24,7 @@ from riftco.data import InstructionExample, InstructionFormatter, PlainChatForma
 from riftco.model import DecoderOnlyTransformer
 from riftco.tokenizer import Tokenizer
 from riftco.training.batches import TrainingBatch, at_least
-from riftco.training.document_rows import SEPARATOR, frame_documents, rows_batch
+from riftco.training.document_rows import SEPARATOR, Span, frame_documents, padded_batch, rows_batch
 from riftco.training.instruction_batches import EncodedExample, encode_examples
 from riftco.training.loop import batch_loss
 from riftco.training.metrics import perplexity
@@ -55,7 +59,7 @@ def evaluate_instruction_examples(
     """Score every target of the formatted examples once: delimiters and prompts included, or responses only.
 
     Examples are encoded as training encodes them for that scope, so what is compared is what was trained.
-    Chunks of one width share a batch. ValueError when no example has a target or a loss is not finite.
+    ValueError when no example has a target or a loss is not finite.
     """
     at_least(1, batch_size, "batch_size")
     started = time.perf_counter()
@@ -65,7 +69,8 @@ def evaluate_instruction_examples(
         raise ValueError(f"none of the {len(encoded)} examples has a target, so there is nothing to score")
     chunks = [chunk for example in usable for chunk in _scored_chunks(example, context_size)]
     scores: list[float] = []
-    for group in _bucketed(chunks, batch_size):
+    groups = _bucketed if loss_scope == "full_sequence" else _by_width
+    for group in groups(chunks, batch_size):
         batch = _batch(group)
         scores.append(_finite(float(batch_loss(model, batch))) * batch.counted)
     targets = sum(example.target_count for example in usable)
@@ -140,11 +145,19 @@ def _scored_chunks(example: EncodedExample, context_size: int) -> Iterator[_Chun
 
 
 def _batch(chunks: Sequence[_Chunk]) -> TrainingBatch:
-    """Chunks of one width as a batch; without a mask where every target counts, as in the contract."""
-    contexts = torch.tensor([chunk.context for chunk in chunks])
-    mask = torch.arange(1, chunks[0].width) >= contexts[:, None]
-    rows = torch.stack([chunk.tokens for chunk in chunks])
-    return TrainingBatch.shifted(rows, None if bool(mask.all()) else mask)
+    """Chunks as a padded batch; without a mask where every target counts, as in the contract."""
+    lengths = [chunk.width for chunk in chunks]
+    contexts = [chunk.context for chunk in chunks]
+    spans = list(map(Span, accumulate(lengths, initial=0), lengths, contexts))
+    batch = padded_batch(torch.cat([chunk.tokens for chunk in chunks]), spans)
+    return TrainingBatch(batch.inputs, batch.targets) if batch.counted == batch.targets.numel() else batch
+
+
+def _by_width(chunks: Sequence[_Chunk], batch_size: int) -> Iterator[Sequence[_Chunk]]:
+    """Full groups of chunks of like width, narrow ones first."""
+    ordered = sorted(chunks, key=lambda chunk: chunk.width)
+    for first in range(0, len(ordered), batch_size):
+        yield ordered[first : first + batch_size]
 
 
 def _bucketed(chunks: Sequence[_Chunk], batch_size: int) -> Iterator[list[_Chunk]]:

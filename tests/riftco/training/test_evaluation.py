@@ -99,6 +99,24 @@ def test_the_response_scope_scores_exactly_the_tokens_of_responses(
     assert result.usable_example_count == len(EXAMPLES)
 
 
+def test_responses_share_full_batches_whatever_their_widths(runtime: ModelRuntime) -> None:
+    examples = [InstructionExample("the river " * count, "x" * count) for count in range(1, 8)]
+    results = [
+        evaluate_instruction_examples(
+            runtime.model,
+            runtime.tokenizer,
+            examples,
+            context_size=16,
+            batch_size=batch_size,
+            loss_scope="response_only",
+        )
+        for batch_size in (1, 3, 100)
+    ]
+    chunks = results[0].chunk_count
+    assert [result.forward_batch_count for result in results] == [chunks, -(-chunks // 3), 1]
+    assert [result.loss for result in results] == pytest.approx([results[0].loss] * 3, rel=1e-6)
+
+
 def test_chunks_of_a_prompt_alone_are_not_run(runtime: ModelRuntime) -> None:
     example = InstructionExample("the river runs past the mill " * 3, "x")
     ((ids, context),) = encode_examples(runtime.tokenizer, [example], PlainChatFormatter(), "response_only")
