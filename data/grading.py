@@ -18,6 +18,7 @@ from data.scene import WORLD, Scene
 Aspect = Literal["person", "object", "place"]
 _ASPECTS: dict[str, Aspect] = {"owner": "person", "other": "person", **dict.fromkeys(PLACE_ROLES, "place")}
 _FREE_ROLES = ("time", "feeling")
+_NEW_ROLES = ("other", "object2", "there", "meeting")
 _RECOGNIZED = (*EVENTS, *ENDINGS.values())
 
 
@@ -161,18 +162,19 @@ class StoryReader:
             return
         # Only the reader meets an unknown spot: the object is said to lie somewhere while its owner has it.
         options = self.scene.world.places if role == "spot" else self.scene.options(role)
-        if said not in options and not self._can_go(role, said):
+        if said not in options and not self._is_avoided(role, said):
             if role in _FREE_ROLES:
                 raise self._misfit()
             self._fault(aspect, f"has {said!r}, which cannot be the {role} here")
         self.choices.append(Choice(role, said, tuple(options)))
         self.scene.settle(role, said)
 
-    def _can_go(self, role: str, said: str) -> bool:
-        """Whether a new place is merely one that the teller avoids, because somebody is there already."""
-        roles = self.scene.roles
-        is_new = role == "there" or (role == "meeting" and "away" not in roles)
-        return is_new and said in self.scene.world.places and said != roles.get("spot", roles.get("here"))
+    def _is_avoided(self, role: str, said: str) -> bool:
+        """Whether the teller merely avoids a word: for its kind, or because somebody is there already."""
+        if role not in _NEW_ROLES or (role == "meeting" and "away" in self.scene.roles):
+            return False
+        words, value = self.scene.contrast(role)
+        return said in words and said != value
 
 
 @cache

@@ -96,13 +96,13 @@ EVENTS = (
     ),
     Event(
         "hand", "owner", "together",
-        ("{other} asked {owner} for the {object}.",
-         "In the {here} {owner} gave it to {other:her}, and {other} felt {feeling}."),
+        ("{owner} gave the {object} to {other} in the {here}.",
+         "{other} took the {quality} {object} and felt {feeling}."),
         after=_SWAP,
     ),
     Event(
         "trade", "owner", "alone apart",
-        ("{other} came to the {here} with a {quality2} {object2}.",
+        ("{owner} saw {other} come to the {here} with a {quality2} {object2}.",
          "{owner} took the {quality2} {object2} and gave {other:her} the {quality} {object}."),
         after=_SWAP | {"away": "here", "trader": "owner"}, introduces="object2",
     ),
@@ -132,14 +132,14 @@ EVENTS = (
     ),
     Event(
         "keep", "nobody", _ANY,
-        ("{other} came to the {spot} and saw the {quality} {object}.",
+        ("Then {other} came to the {spot} and saw the {quality} {object}.",
          "{other:She} took it and felt {feeling}."),
         then_holder="owner", after=_SWAP | {"here": "spot", "away": "here"},
     ),
     Event(
         "return", "nobody", _ANY,
-        ("{other} found the {quality} {object} in the {spot}.",
-         "Then {other} took it back to {owner} in the {here}."),
+        ("Then {other} found the {quality} {object} in the {spot}.",
+         "{other} took it back to {owner} in the {here}."),
         then_holder="owner", after={"away": "here"},
     ),
     Event(
@@ -156,8 +156,8 @@ EVENTS = (
     ),
     Event(
         "rescue", "animal", _ANY,
-        ("{other} ran to the {spot} and met the {animal}.",
-         "Then {other} took the {quality} {object} back to {owner} in the {here}."),
+        ("Then {other} ran to the {spot} and met the {animal}.",
+         "{other} took the {quality} {object} back to {owner} in the {here}."),
         then_holder="owner", after={"away": "here"},
     ),
     Event(

@@ -8,12 +8,18 @@ from data.grammar import ENDINGS, EVENTS, PASSING_ROLES, PLACE_ROLES, Event
 
 @dataclass(frozen=True)
 class World:
-    """The words of a world, and the pairs it holds out."""
+    """The words of a world, and the pairs it holds out.
+
+    People, places and objects are of two kinds each. A second one in a story, or the place that somebody goes
+    to, is of the other kind: easy to learn, where "any but this one" is not (docs/log.md).
+    """
 
     people: Mapping[str, str]
     """Name to "she" or "he"."""
-    places: tuple[str, ...]
-    objects: tuple[str, ...]
+    places: Mapping[str, str]
+    """Place to "inside" or "outside"."""
+    objects: Mapping[str, str]
+    """Object to "toy" or "tool"."""
     qualities: tuple[str, ...]
     animals: tuple[str, ...]
     feelings: tuple[str, ...]
@@ -25,13 +31,16 @@ class World:
 _SHE = ("Zoë", "Łucja", "Ngọc", "Ada", "Noor", "Ida", "Mira", "Hana")
 _HE = ("Søren", "José", "Kofi", "Rafi", "Ben", "Milo", "Tom", "Otto")
 _PLACES = ("kitchen", "garden", "barn", "mill", "cave", "park", "shop", "hall", "tower", "yard")
+_OUTSIDE = ("garden", "cave", "park", "tower", "yard")
+_OBJECTS = ("kite", "lamp", "drum", "bell", "key", "map", "cup", "hat", "ball", "book", "coin", "rope")
+_TOYS = ("kite", "drum", "bell", "hat", "ball", "book")
 _SKIES = ("rainy", "windy", "sunny", "cold")
 
 # Short words, because a small BPE vocabulary pays a merge for nearly every letter.
 WORLD = World(
     people=dict.fromkeys(_SHE, "she") | dict.fromkeys(_HE, "he"),
-    places=_PLACES,
-    objects=("kite", "lamp", "drum", "bell", "key", "map", "cup", "hat", "ball", "book", "coin", "rope"),
+    places={place: "outside" if place in _OUTSIDE else "inside" for place in _PLACES},
+    objects={thing: "toy" if thing in _TOYS else "tool" for thing in _OBJECTS},
     qualities=("red", "blue", "green", "tiny", "new", "big", "soft", "long"),
     animals=("goat", "fox", "crow", "dog", "cat", "hen"),
     feelings=("happy", "sad", "proud", "glad", "calm", "brave"),
@@ -78,17 +87,21 @@ class Scene:
             case "owner":
                 return tuple(world.people)
             case "other":
-                owner, never, named = roles["owner"], world.never, self._places_named
-                return [name for name in world.people if name != owner and never.get(name) not in named]
+                named = self._places_named
+                return [name for name in self._unlike(role) if world.never.get(name) not in named]
             case "here":
                 never_here = world.never.get(roles["owner"])
                 return [place for place in world.places if (place == never_here) == self.held_out]
             case "meeting" if "away" in roles:
                 return (roles["away"],)
             case "there" | "meeting":
-                return self._empty_places()
-            case "object" | "object2":
-                return [thing for thing in world.objects if thing != roles.get("object")]
+                barred = {roles["here"], roles.get("away")}
+                barred |= {world.never.get(roles[person]) for person in ("owner", "other") if person in roles}
+                return [place for place in self._unlike(role) if place not in barred]
+            case "object":
+                return tuple(world.objects)
+            case "object2":
+                return self._unlike(role)
             case "quality" | "quality2":
                 return world.qualities
             case "animal":
@@ -99,12 +112,19 @@ class Scene:
                 return world.times
         raise KeyError(f"role {role!r} is never chosen: the story has to settle it first")
 
-    def _empty_places(self) -> Sequence[str]:
-        """Places with nobody and nothing of the story in them, held out for nobody in it."""
-        roles, never = self.roles, self.world.never
-        barred = {roles.get("here"), roles.get("away"), roles.get("spot")}
-        barred |= {never.get(roles[person]) for person in ("owner", "other") if person in roles}
-        return [place for place in self.world.places if place not in barred]
+    def contrast(self, role: str) -> tuple[Mapping[str, str], str]:
+        """The words a role is chosen from, with their kinds, and the one it must not be."""
+        world, roles = self.world, self.roles
+        match role:
+            case "other":
+                return world.people, roles["owner"]
+            case "object2":
+                return world.objects, roles["object"]
+        return world.places, roles.get("spot", roles["here"])
+
+    def _unlike(self, role: str) -> Sequence[str]:
+        words, value = self.contrast(role)
+        return [word for word, kind in words.items() if kind != words.get(value)]
 
     def settle(self, role: str, value: str) -> None:
         """Give a role its value."""

@@ -11,7 +11,7 @@ from tasks.prepare import put_json, read_json, read_records
 from tasks.step import step
 
 
-@step(version=2, ignore=("config.questions",))
+@step(version=3, ignore=("config.questions",))
 def sample_stories(work: Work, bundle: Ref, corpus_facts: Ref, config: EvaluationConfig) -> Results:
     """Stories the model tells; of the micro-world, with the share that contradicts nothing it said."""
     from riftco.experiments.samples import sample_lines

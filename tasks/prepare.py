@@ -12,7 +12,7 @@ from tasks.call import Results, Work
 from tasks.step import step
 
 
-@step(version=1, ignore=("config.path",))
+@step(version=2, ignore=("config.path",))
 def prepare_corpus(work: Work, source: Ref | None, config: CorpusConfig) -> Results:
     """Training and validation text that share no document, and facts about them.
 
@@ -57,7 +57,7 @@ def prepare_corpus(work: Work, source: Ref | None, config: CorpusConfig) -> Resu
     }
 
 
-@step(version=2, ignore=("config.path",))
+@step(version=3, ignore=("config.path",))
 def prepare_instructions(work: Work, source: Ref | None, config: InstructionsConfig) -> Results:
     """Training, validation and test records, assigned by a stable hash of what they say.
 

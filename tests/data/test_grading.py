@@ -15,7 +15,7 @@ from data.scene import WORLD, Scene
 START = "One cold evening Zoë was in the mill. She had a red kite. "
 GIVE = "Zoë left the mill and met Ben in the cave. Zoë gave him the red kite, and Ben felt sad. "
 ENDING = "In the end Ben had the red kite in the cave."
-TRADE = "Ben came to the mill with a new drum. Zoë took the new drum and gave him the red kite. "
+TRADE = "Zoë saw Ben come to the mill with a new drum. Zoë took the new drum and gave him the red kite. "
 LOSE = "Zoë went to the cave and lost the kite. Without it she went back to the mill and felt sad. "
 STEAL = "The goat took the kite from Zoë in the mill. It ran to the cave, and Zoë felt sad. "
 
@@ -24,7 +24,7 @@ TOLD = {
     "walk": ("Zoë left the mill and took the kite to the cave. In the cave she felt glad. ",
              "owner", {"Zoë": "cave"}, "In the end Zoë had the red kite in the cave."),
     "give": (GIVE, "owner", {"Ben": "cave", "Zoë": "cave"}, "In the end Ben had the red kite in the cave."),
-    "hand": (GIVE + "Zoë asked Ben for the kite. In the cave Ben gave it to her, and Zoë felt glad. ",
+    "hand": (GIVE + "Ben gave the kite to Zoë in the cave. Zoë took the red kite and felt glad. ",
              "owner", {"Zoë": "cave", "Ben": "cave"}, "In the end Zoë had the red kite in the cave."),
     "trade": (TRADE, "owner", {"Ben": "mill", "Zoë": "mill"}, "In the end Ben had the red kite in the mill."),
     "lose": (LOSE, "nobody", {"Zoë": "mill"}, "In the end Zoë's red kite was in the cave."),
@@ -33,16 +33,16 @@ TOLD = {
     "steal": (STEAL, "animal", {"Zoë": "mill"}, "In the end the goat had Zoë's red kite in the cave."),
     "fetch": (LOSE + "Zoë went back to the cave and saw the kite. She took the red kite and felt glad. ",
               "owner", {"Zoë": "cave"}, "In the end Zoë had the red kite in the cave."),
-    "keep": (LOSE + "Ben came to the cave and saw the red kite. He took it and felt glad. ",
+    "keep": (LOSE + "Then Ben came to the cave and saw the red kite. He took it and felt glad. ",
              "owner", {"Ben": "cave", "Zoë": "mill"}, "In the end Ben had the red kite in the cave."),
-    "return": (LOSE + "Ben found the red kite in the cave. Then Ben took it back to Zoë in the mill. ",
+    "return": (LOSE + "Then Ben found the red kite in the cave. Ben took it back to Zoë in the mill. ",
                "owner", {"Zoë": "mill", "Ben": "mill"}, "In the end Zoë had the red kite in the mill."),
     "carry": (LOSE + "The goat found the red kite in the cave. Then the goat took it to the park. ",
               "animal", {"Zoë": "mill"}, "In the end the goat had Zoë's red kite in the park."),
     "chase": (STEAL + "Zoë ran after the goat to the cave. She took the red kite back and felt glad. ",
               "owner", {"Zoë": "cave"}, "In the end Zoë had the red kite in the cave."),
-    "rescue": (STEAL + "Ben ran to the cave and met the goat. "
-               "Then Ben took the red kite back to Zoë in the mill. ",
+    "rescue": (STEAL + "Then Ben ran to the cave and met the goat. "
+               "Ben took the red kite back to Zoë in the mill. ",
                "owner", {"Zoë": "mill", "Ben": "mill"}, "In the end Zoë had the red kite in the mill."),
     "drop": (STEAL + "The goat left the cave and ran to the park. In the park it lost the red kite. ",
              "nobody", {"Zoë": "mill"}, "In the end Zoë's red kite was in the park."),
@@ -118,15 +118,15 @@ def test_what_is_lost_or_stolen_cannot_be_given_and_what_is_held_cannot_be_found
     assert verdict(START + fetch + "In the end Zoë had the red kite in the cave.") == (True, False, True)
 
 
-def test_people_cannot_meet_who_are_together_nor_ask_from_afar():
+def test_people_cannot_meet_who_are_together_nor_give_from_afar():
     again = "Ben left the cave and met Zoë in the yard. Ben gave her the red kite, and Zoë felt sad. "
     assert verdict(START + GIVE + again + "In the end Zoë had the red kite in the yard.") == (
         False,
         True,
         True,
     )
-    ask = "Ben asked Zoë for the kite. In the mill Zoë gave it to him, and Ben felt sad. "
-    assert verdict(START + ask + "In the end Ben had the red kite in the mill.") == (False, True, True)
+    hand = "Zoë gave the kite to Ben in the mill. Ben took the red kite and felt sad. "
+    assert verdict(START + hand + "In the end Ben had the red kite in the mill.") == (False, True, True)
 
 
 def test_the_other_is_met_where_they_are():
@@ -140,15 +140,15 @@ def test_the_other_is_met_where_they_are():
 
 def test_one_cannot_bring_what_another_has_but_may_bring_it_back():
     walk = "Ben left the mill and took the kite to the park. In the park he felt glad. "
-    back = "Zoë came to the park with a new drum. Ben took the new drum and gave her the red kite. "
+    back = "Ben saw Zoë come to the park with a new drum. Ben took the new drum and gave her the red kite. "
     assert verdict(START + TRADE + walk + back + "In the end Zoë had the red kite in the park.") == (
         True,
         True,
         True,
     )
-    hand = "Zoë asked Ben for the kite. In the mill Ben gave it to her, and Zoë felt sad. "
+    hand = "Ben gave the kite to Zoë in the mill. Zoë took the red kite and felt sad. "
     leave = "Zoë left the mill and took the kite to the park. In the park she felt glad. "
-    stolen = "Ben came to the park with a new drum. Zoë took the new drum and gave him the red kite. "
+    stolen = "Zoë saw Ben come to the park with a new drum. Zoë took the new drum and gave him the red kite. "
     ending = "In the end Ben had the red kite in the park."
     assert verdict(START + TRADE + hand + leave + stolen + ending) == (True, False, True)
 
@@ -161,6 +161,17 @@ def test_a_story_the_teller_avoids_is_consistent_all_the_same():
     onto_zoe = "The goat took the kite from Ben in the mill. It ran to the cave, and Ben felt sad. "
     ending = "In the end the goat had Ben's red kite in the cave."
     assert grade_story(START + GIVE + walk + onto_zoe + ending).consistent
+    same_kinds = TRADE.replace("Ben", "Ada").replace("him", "her")
+    assert WORLD.people["Zoë"] == WORLD.people["Ada"]
+    assert WORLD.objects["kite"] == WORLD.objects["drum"]
+    assert grade_story(START + same_kinds + "In the end Ada had the red kite in the mill.").consistent
+
+
+def test_meeting_oneself_and_trading_like_for_like_are_contradictions():
+    alone = GIVE.replace("Ben", "Zoë").replace("him", "her")
+    assert verdict(START + alone + "In the end Zoë had the red kite in the cave.") == (False, True, True)
+    ending = "In the end Ben had the red kite in the mill."
+    assert verdict(START + TRADE.replace("drum", "kite") + ending) == (True, False, True)
 
 
 def test_going_where_one_is_already_is_a_contradiction():

@@ -34,13 +34,14 @@ from data.scene import WORLD, Scene, World
 DATA = Path(__file__).parents[2] / "data"
 SMALL = World(
     people={"Zoë": "she", "Ida": "she", "Ben": "he", "Tom": "he"},
-    places=("mill", "cave", "yard", "park", "barn", "hall"),
-    objects=("kite", "drum"),
+    places=dict.fromkeys(("mill", "barn", "hall"), "inside")
+    | dict.fromkeys(("cave", "yard", "park"), "outside"),
+    objects={"kite": "toy", "drum": "tool"},
     qualities=("red",),
     animals=("goat",),
     feelings=("sad",),
     times=("cold day",),
-    never={"Zoë": "mill", "Ida": "cave", "Ben": "yard", "Tom": "park"},
+    never={"Zoë": "mill", "Ida": "barn", "Ben": "yard", "Tom": "park"},
 )
 
 
@@ -138,19 +139,19 @@ def test_twenty_thousand_stories_are_quick_distinct_and_near_an_eighth_of_a_bit_
     sizes = [len(story.text.encode()) for story in many]
     assert 5e6 < sum(sizes) < 6e6
     assert min(sizes) >= 120
-    assert max(sizes) <= 420
-    assert 0.120 < entropy_floor(many) < 0.135
+    assert max(sizes) <= 430
+    assert 0.112 < entropy_floor(many) < 0.125
 
 
 def test_the_first_story_of_a_seed_is_fixed_for_ever():
     (story,) = stories(1, 7)
     assert story.text == (
         "One rainy evening Kofi was in the kitchen. He had a new key. "
-        "Kofi left the kitchen and took the key to the shop. In the shop he felt happy. "
-        "In the end Kofi had the new key in the shop."
+        "Kofi left the kitchen and took the key to the park. In the park he felt happy. "
+        "In the end Kofi had the new key in the park."
     )
     # length, time, owner, here, quality, object, event, there, feeling
-    assert story.bits == math.log2(3 * 8 * 16 * 9 * 8 * 12 * 6 * 8 * 6)
+    assert story.bits == math.log2(3 * 8 * 16 * 9 * 8 * 12 * 6 * 5 * 6)
 
 
 def test_a_longer_list_begins_with_the_shorter_and_another_seed_differs():
@@ -230,7 +231,7 @@ def test_questions_about_an_object_that_nobody_or_an_animal_has():
 
 def test_a_traded_object_is_where_its_new_owner_is():
     story = told(
-        "Ben came to the mill with a new drum. Zoë took the new drum and gave him the red kite. "
+        "Zoë saw Ben come to the mill with a new drum. Zoë took the new drum and gave him the red kite. "
         "Ben left the mill and took the kite to the park. In the park he felt glad. "
         "The cat took the kite from Ben in the park. It ran to the yard, and Ben felt sad. "
         "In the end the cat had Ben's red kite in the yard."
