@@ -70,7 +70,8 @@ class OptimizationConfig(Config):
     matrix_learning_rate: PositiveFloat = 0.02
     """Muon's peak rate for the blocks' matrices; `learning_rate` is that of the rest."""
     weight_decay: NonNegativeFloat = 0.1
-    """Decay of matrices (never of biases, norms and embeddings) per unit of learning rate; not with adam."""
+    """Decay of matrices (never of biases, norms and embeddings) per unit of learning rate; with muon of the
+    blocks' alone, with adam of none."""
     schedule: Literal["constant", "cosine", "trapezoid"] = "constant"
     """After the warm-up `cosine` falls from the peak to zero; `trapezoid` stays there until the cool-down."""
     warmup_steps: NonNegativeInt = 0
@@ -309,7 +310,7 @@ _DEMO_PRETRAINING = PretrainingConfig(
     head_count=8,
     block_count=4,
     feed_forward_width=256,
-    learning_rate=4e-3,
+    learning_rate=8e-3,
     attention="flash",
     optimizer="muon",
     matrix_learning_rate=0.03,

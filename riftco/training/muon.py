@@ -19,7 +19,10 @@ from riftco.training.adamw import AdamW, finite_norm, require_sane
 
 
 class Muon(ModelOptimizer):
-    """`learning_rate` is AdamW's; the matrices' rate keeps its ratio to it, so one schedule moves both."""
+    """`learning_rate` is AdamW's; the matrices' rate keeps its ratio to it, so one schedule moves both.
+
+    The rest does not decay. A decaying head cannot rule out the words that hardly ever come (docs/log.md).
+    """
 
     def __init__(
         self,
@@ -36,7 +39,7 @@ class Muon(ModelOptimizer):
         super().__init__(parameters)
         matrices = {name: p for name, p in self.parameters.items() if is_muon_matrix(name, p.ndim)}
         others = {name: p for name, p in self.parameters.items() if name not in matrices}
-        self._adamw = AdamW(others, learning_rate, weight_decay=weight_decay)
+        self._adamw = AdamW(others, learning_rate, weight_decay=0.0)
         self._stacks = [_Stack(names, matrices[names[0]]) for names in _alike(matrices)]
         self._momenta = {name: m for stack in self._stacks for name, m in stack.momenta().items()}
         self._rate_ratio = matrix_learning_rate / learning_rate
