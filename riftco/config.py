@@ -321,7 +321,7 @@ _DEMO_PRETRAINING = PretrainingConfig(
 )
 _DEMO_POST_TRAINING = PostTrainingConfig(
     backend="cpu",
-    steps=480,
+    steps=600,
     context_size=144,
     batch_size=32,
     learning_rate=4e-3,

@@ -66,13 +66,14 @@ def forward(x: Tensor, w: Weight, bias: Tensor | None) -> Any:
     """As `panels.forward`, for float32 and bf16."""
     if _product is None or not _covers(x):
         return NotImplemented
-    if len(x) > FEW_ROWS:
+    count = x.shape[0]
+    if count > FEW_ROWS:
         return panels.forward(x, w, bias, decode)
     x, bias = x.contiguous(), None if bias is None else bias.contiguous()
-    y = x.new_empty(len(x), w.rows)
+    y = x.new_empty(count, w.rows)
     half = int(x.dtype == torch.bfloat16)
     arrays = (pointer(x), pointer(bias), pointer(y))
-    _product(ctypes.byref(_structure(w)), *arrays, len(x), half, torch.get_num_threads())
+    _product(ctypes.byref(_structure(w)), *arrays, count, half, torch.get_num_threads())
     return y
 
 
