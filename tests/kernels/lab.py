@@ -9,7 +9,9 @@ tensors. `resources(kernel)` reads registers, spills and shared memory from the 
 import contextlib
 import dataclasses
 import functools
+import hashlib
 import importlib
+import json
 import os
 import re
 import subprocess
@@ -212,7 +214,7 @@ class _Driver:
 def resources(kernel: Any) -> dict[str, int]:
     """Registers a thread, spilled accesses, stack bytes, shared memory bytes and matrix instructions."""
     if "cubin" in kernel.asm:
-        return _nvidia_resources(kernel)
+        return _kept(kernel.asm["cubin"], lambda: _nvidia_resources(kernel))
     text = kernel.asm["amdgcn"]
 
     def field(name: str) -> int:
@@ -227,6 +229,17 @@ def resources(kernel: Any) -> dict[str, int]:
         "shared": kernel.metadata.shared,
         "matrix": len(re.findall(r"\bv_mfma", text)),
     }
+
+
+def _kept(cubin: bytes, find: Callable[[], dict[str, int]]) -> dict[str, int]:
+    """What was found for these bytes, kept beside them: NVIDIA's tools take longer than all else."""
+    path = Path(triton.knobs.cache.dir) / f"{hashlib.sha256(cubin).hexdigest()}.resources.json"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+            json.dump(find(), file)
+        os.replace(file.name, path)
+    return json.loads(path.read_text())
 
 
 def _nvidia_resources(kernel: Any) -> dict[str, int]:
