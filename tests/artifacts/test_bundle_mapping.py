@@ -66,6 +66,19 @@ def test_a_large_bundle_opens_in_little_memory(tmp_path, size, bound):
     assert int(kibibytes) * 1024 < bound
 
 
+@pytest.mark.parametrize("place", [4096, 5 * MEBIBYTE, 9 * MEBIBYTE - 4096])
+def test_every_part_of_a_large_bundle_is_hashed(tmp_path, place):
+    path = tmp_path / "large.rift"
+    write_zeros(path, 9 * MEBIBYTE)
+    begin = path.read_bytes().index(bytes(MEBIBYTE))
+    with path.open("r+b") as stream:
+        stream.seek(begin + place)
+        stream.write(b"\1")
+    with pytest.raises(BundleError) as refused:
+        ModelBundle.load(path)
+    assert refused.value.code == "checksum"
+
+
 def test_replacing_or_removing_the_file_does_not_disturb_a_loaded_bundle(tmp_path):
     path = small_bundle(0).save(tmp_path / "model.rift")
     loaded = ModelBundle.load(path)
