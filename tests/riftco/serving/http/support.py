@@ -55,12 +55,15 @@ def held_engine(service: ModelService) -> Iterator[Hold]:
         runner.run = run  # type: ignore[method-assign]
 
 
-def fail_from_step(number: int, service: ModelService, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the steps of an engine fail after so many that succeed."""
+def fail_from_step(
+    number: int, service: ModelService, monkeypatch: pytest.MonkeyPatch, once: Event | None = None
+) -> None:
+    """Let the steps of an engine fail after so many that succeed, but not before `once` is set."""
     run, steps = service.engine._runner.run, count()
 
     def failing(plan: Any) -> Any:
         if next(steps) >= number:
+            assert once is None or once.wait(60)
             raise RuntimeError("secret")
         return run(plan)
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from threading import Event
 from typing import Any
 
 import pytest
@@ -406,11 +407,11 @@ def test_a_failing_model_is_an_error_in_either_form(
         client.chat.completions.create(**CHAT, stream=True)
     monkeypatch.undo()
 
-    fail_from_step(2, service, monkeypatch)
-    with (
-        client.chat.completions.create(**CHAT, stream=True) as begun,
-        pytest.raises(openai.APIError, match="generation failed"),
-    ):
-        list(begun)
+    has_begun = Event()  # else the failure may come with the first tokens, and be a status
+    fail_from_step(2, service, monkeypatch, once=has_begun)
+    with client.chat.completions.create(**CHAT, stream=True) as begun:
+        has_begun.set()
+        with pytest.raises(openai.APIError, match="generation failed"):
+            list(begun)
     monkeypatch.undo()
     assert client.completions.create(**ASK).choices[0].finish_reason == "length"
