@@ -24,7 +24,7 @@ _native = function("riftco_decode_step", Pointer, Pointer, _Integer, Pointer, _I
 _pack = function("riftco_pack_panels", Pointer, *(_Integer,) * 3, Pointer, _Integer)
 _pack_fixed = function("riftco_pack_fixed_panels", Pointer, *(_Integer,) * 3, Pointer, Pointer, _Integer)
 
-built = _native is not None
+built = None not in (_native, _pack, _pack_fixed)  # a library of an older build has no fixed point
 
 
 class _Matrix(ctypes.Structure):

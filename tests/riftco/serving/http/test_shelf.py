@@ -1,5 +1,6 @@
 """Several models in one process: loaded when asked for, unloaded for room, never while in use."""
 
+import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -160,7 +161,7 @@ def test_what_a_model_takes_depends_on_how_it_is_served() -> None:
     )
     model = BUNDLES["a"].config
     numbers = 2 * model.block_count * model.model_width * CONFIG.maximum_running * model.maximum_context
-    assert sizes[0] - sizes[1] == 2 * linear + 2 * numbers
+    assert sizes[0] - sizes[1] == math.floor(1.9375 * linear) + 2 * numbers  # a float32 scale for 64 weights
     whole = [{"kv_cache_block_size": 1_000}, {"kv_cache": "contiguous"}]
     assert len({serving_bytes(BUNDLES["a"], CONFIG.model_copy(update=change)) for change in whole}) == 1
     more = CONFIG.model_copy(update={"kv_cache_block_count": 100})
