@@ -92,16 +92,10 @@ def api(url: str, method: str, path: str, body: Any = None) -> Any:
         connection.close()
 
 
-def task_runs(url: str, flow_run: dict[str, Any]) -> list[str]:
+def task_runs(url: str, flow_run_id: str) -> list[str]:
     """Names and states of a flow run's task runs, sorted."""
-    found = api(url, "POST", "/task_runs/filter", {"flow_runs": {"id": {"any_": [flow_run["id"]]}}})
+    found = api(url, "POST", "/task_runs/filter", {"flow_runs": {"id": {"any_": [flow_run_id]}}})
     return sorted(f"{task_run['name']} {task_run['state']['name']}" for task_run in found)
-
-
-def latest_toy_run(url: str) -> dict[str, Any]:
-    """By name, as tests of another process may be writing into the same database."""
-    toys = {"flows": {"name": {"any_": ["toy"]}}, "sort": "START_TIME_DESC", "limit": 1}
-    return api(url, "POST", "/flow_runs/filter", toys)[0]
 
 
 def test_a_local_run_brings_its_server_and_leaves_its_records(
@@ -117,17 +111,17 @@ def test_a_local_run_brings_its_server_and_leaves_its_records(
     assert not is_running(server)
     with pytest.raises(ConnectionRefusedError):
         api(url, "GET", "/health")
-    assert Store.open(tmp_path / "store").resolve("toy/join-texts").digest == output.strip()
+    flow_run_id, digest = output.split()
+    assert Store.open(tmp_path / "store").resolve("toy/join-texts").digest == digest
 
-    flow_run = latest_toy_run(prefect_api)
-    assert flow_run["state"]["name"] == "Completed"
-    assert task_runs(prefect_api, flow_run) == [
+    assert api(prefect_api, "GET", f"/flow_runs/{flow_run_id}")["state"]["name"] == "Completed"
+    assert task_runs(prefect_api, flow_run_id) == [
         "join-texts toy Completed",
         "repeat-text 2 toy Completed",
         "repeat-text 3 toy Completed",
         "write-text toy Completed",
     ]
-    kept = api(prefect_api, "POST", "/logs/filter", {"logs": {"flow_run_id": {"any_": [flow_run["id"]]}}})
+    kept = api(prefect_api, "POST", "/logs/filter", {"logs": {"flow_run_id": {"any_": [flow_run_id]}}})
     lines = [line["message"] for line in kept if line["name"] == "riftco"]
     assert sorted(line.split(":")[0] for line in lines) == [
         "join-texts",
@@ -177,10 +171,11 @@ def test_a_given_server_is_used(prefect_api: str, tmp_path: Path) -> None:
     ) as process:
         assert process.stdout.readline().strip() == prefect_api
         assert children(process.pid) == []
-        _, log = process.communicate(timeout=SECONDS)
+        output, log = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, log
     assert not (tmp_path / "home").exists()
-    assert len(task_runs(prefect_api, latest_toy_run(prefect_api))) == 4
+    flow_run_id, _ = output.split()
+    assert len(task_runs(prefect_api, flow_run_id)) == 4
 
 
 def test_the_server_sends_nothing_anywhere(prefect_api: str) -> None:

@@ -1,6 +1,6 @@
 """A local run in a process of its own: `python -m tests.flows.toy_run STORE TEXT`.
 
-Prints the URL of the server, then the digest of the result.
+Prints the URL of the server, then the id of the flow run and the digest of the result.
 """
 
 import sys
@@ -15,11 +15,13 @@ def main(folder: str, text: str) -> None:
     with local_prefect() as url:
         print(url, flush=True)
         from prefect import flow
+        from prefect.runtime import flow_run
 
         from tasks.prefect_runner import PrefectRunner
 
         @flow(name="toy", persist_result=False)
         def toy() -> str:
+            print(flow_run.id, flush=True)
             with PrefectRunner(Store.open(folder), "toy"):
                 return toy_dag(text)["text"].digest
 
