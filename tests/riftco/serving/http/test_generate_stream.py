@@ -3,6 +3,7 @@
 import json
 import socket
 from collections.abc import Iterator
+from threading import Event
 from time import sleep
 from typing import Any
 
@@ -109,8 +110,13 @@ def test_wrong_fields_are_named_before_a_stream(url: str, changes: dict[str, Any
 def test_a_failure_is_the_last_event_of_a_stream(
     url: str, service: ModelService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fail_from_step(2, service, monkeypatch)
-    *news, last = streamed(url, ASK)
+    has_begun = Event()  # else the failure may come with the first tokens, and be a status
+    fail_from_step(2, service, monkeypatch, once=has_begun)
+    with connect(url) as connection, connection.makefile("rb") as stream:
+        connection.sendall(post(ASK | {"stream": True}))
+        assert stream.peek(1)
+        has_begun.set()
+        *news, last = read_stream(stream)
     assert sum(len(event["token_ids"]) for event in news) == 2
     assert (last["finish_reason"], last["detail"]) == ("error", "generation failed")
     assert last["usage"]["generated_tokens"] == 2
