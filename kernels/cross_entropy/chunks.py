@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels.cross_entropy.reference import divisor, statistics_dtype
+from kernels.linear.reference import has_half_units
 
 CPU_BYTES = (
     8 * 2**20
@@ -75,12 +76,13 @@ class Chunked:
         targets: Tensor,
         mask: Tensor | None,
         mean: bool,
+        half: bool,
         need_x: bool,
         need_weight: bool,
         need_bias: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The loss, and the gradients of x, weight and bias for an upstream one of 1, empty if not needed."""
-        kind = product_dtype(x)
+        kind = product_dtype(x, half)
         wide = torch.float64 if kind == torch.float64 else torch.float32
         matrix, shift = weight.to(kind), None if bias is None else bias.to(kind)
         dx = x.new_empty(x.shape if need_x else 0)
@@ -107,11 +109,10 @@ class Chunked:
         return loss, dx, dweight.to(weight.dtype), dbias if bias is None else dbias.to(bias.dtype)
 
 
-def product_dtype(x: Tensor) -> torch.dtype:
-    """The dtype of the products: x's own, but float32 for bfloat16 on CPUs without instructions for it."""
-    if x.device.type != "cpu" or x.dtype != torch.bfloat16 or torch.cpu._is_avx512_bf16_supported():
-        return x.dtype
-    return torch.float32
+def product_dtype(x: Tensor, half: bool) -> torch.dtype:
+    """The dtype of the products: x's own, or bfloat16 with `half`; without units for it float32 instead."""
+    kind = torch.bfloat16 if half and x.dtype == torch.float32 else x.dtype
+    return torch.float32 if kind == torch.bfloat16 and not has_half_units(x.device) else kind
 
 
 def _buffer(x: Tensor, columns: int, kind: torch.dtype) -> tuple[int, Tensor]:

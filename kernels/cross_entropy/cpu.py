@@ -47,15 +47,23 @@ def backward(
 
 
 def linear_cross_entropy(
-    x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, mask: Tensor | None, *options: bool
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    mask: Tensor | None,
+    mean: bool,
+    half: bool,
+    *needed: bool,
 ) -> Any:
-    """As `chunks.linear_cross_entropy`, without any work for rows that do not count."""
+    """As `chunks.Chunked`, without any work for rows that do not count."""
     if _in_place is None or x.dtype not in _DTYPES:
         return NotImplemented
+    chunked, options = Chunked(_rows, _NativeProducts(half)), (mean, half, *needed)
     if mask is None:
-        return _chunked(x, weight, bias, targets, None, *options)
+        return chunked(x, weight, bias, targets, None, *options)
     kept = mask.nonzero().squeeze(-1)
-    loss, dx, *rest = _chunked(x[kept], weight, bias, targets[kept], None, *options)
+    loss, dx, *rest = chunked(x[kept], weight, bias, targets[kept], None, *options)
     return loss, x.new_zeros(x.shape).index_copy_(0, kept, dx) if dx.dim() == 2 else dx, *rest
 
 
@@ -73,25 +81,25 @@ def _rows(
 
 
 class _NativeProducts(TorchProducts):
-    """Our own where they run."""
+    """Our own where they run; in fixed point if so asked."""
+
+    def __init__(self, fixed: bool) -> None:
+        self.fixed = fixed
 
     def logits(self, chunk: Tensor, matrix: Tensor, bias: Tensor | None, out: Tensor, /) -> None:
         if covers(chunk, matrix, bias):
-            product(chunk, matrix.t(), bias, out=out)
+            product(chunk, matrix.t(), bias, out=out, fixed=self.fixed)
         else:
             super().logits(chunk, matrix, bias, out)
 
     def add_to_weight(self, gradient: Tensor, chunk: Tensor, dweight: Tensor, /) -> None:
         if covers(gradient, chunk, dweight):
-            product(gradient.t(), chunk, start=dweight, out=dweight)
+            product(gradient.t(), chunk, start=dweight, out=dweight, fixed=self.fixed)
         else:
             super().add_to_weight(gradient, chunk, dweight)
 
     def of_rows(self, gradient: Tensor, matrix: Tensor, out: Tensor, /) -> None:
         if covers(gradient, matrix, out):
-            product(gradient, matrix, out=out)
+            product(gradient, matrix, out=out, fixed=self.fixed)
         else:
             super().of_rows(gradient, matrix, out)
-
-
-_chunked = Chunked(_rows, _NativeProducts())

@@ -29,9 +29,10 @@ def linear(
     """residual + x W^T + bias: x `[..., in]`, weight `[out, in]`, bias `[out]`, residual `[..., out]`.
 
     One floating dtype. With `half` the operands of the products, gradients too, are rounded to bfloat16 and
-    multiplied in its units where a device has them; everything else stays in the dtype of x. The bits depend
-    on the number of rows, and on a CPU without the compiled code on the number of threads. ValueError for
-    shapes or dtypes that do not fit.
+    multiplied in its units where a device has them; a CPU with AVX2 and without such units brings float32 to
+    fixed point, which loses less. Everything else stays in the dtype of x. The bits depend on the number of
+    rows, and on a CPU without the compiled code on the number of threads. ValueError for shapes or dtypes
+    that do not fit.
     """
     if not x.ndim:
         raise ValueError("x is a scalar: it must be [..., in]")
@@ -73,8 +74,8 @@ def feed_forward(
 
 
 def half_operand(x: Tensor) -> Tensor:
-    """x rounded to bfloat16: in that dtype where a device has units for its products, else in its own."""
-    return x.bfloat16() if reference.has_half_units(x.device) else reference.rounded(x)
+    """x in bfloat16 where a device has units for its products, else as it is."""
+    return x.bfloat16() if reference.has_half_units(x.device) else x
 
 
 def few(x: Tensor) -> bool:

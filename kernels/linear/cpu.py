@@ -10,12 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.linear.reference import rounded
 from kernels.native import Integer, Pointer, function, library, pointer
 
 FEWEST_ROWS = 32  # on fewer, packing the weight costs more than the rest
 
-_product = function("riftco_product", Pointer, Pointer, Integer, Integer)
+_product = function("riftco_product", Pointer, Pointer, *[Integer] * 3)
 built = _product is not None and library().riftco_lanes() == 8  # type: ignore[union-attr]
 
 _GELU, _GELU_GRADIENT = 1, 2
@@ -40,21 +39,25 @@ def product(
     finish: int = 0,
     z: Tensor | None = None,
     other: Tensor | None = None,
+    low: tuple[Tensor, Tensor] | None = None,
+    fixed: bool = False,
 ) -> Tensor:
-    """a b + bias + start, `[rows, columns]`, in `out` if that is given.
+    """a b + bias + start + low[0] low[1], `[rows, columns]`, in `out` if that is given.
 
-    bias `[columns]`; start may be `out`. sums: receives the sums of the rows of a.
-    finish, z, other: as in native/product.h.
+    bias `[columns]`; start may be `out`. sums: receives the sums of the rows of a. low: of few columns and
+    rows, both with contiguous rows. finish, z, other, fixed: as in native/product.h.
     """
     (rows, depth), columns = a.shape, b.shape[1]
     out = a.new_empty(rows, columns) if out is None else out
     if start is not None and start.stride(1) != 1:
         start = start.contiguous()
     step = 0 if start is None else start.stride(0)
-    sizes = (Integer * 9)(rows, columns, depth, *a.stride(), *b.stride(), step, out.stride(0))
+    left, right = low or (None, None)
+    rank = (0, 0, 0) if left is None or right is None else (left.stride(0), right.stride(0), left.shape[1])
+    sizes = (Integer * 12)(rows, columns, depth, *a.stride(), *b.stride(), step, out.stride(0), *rank)
     bias = None if bias is None else bias.contiguous()
-    tensors = (Pointer * 8)(*map(pointer, (a, b, bias, start, out, sums, z, other)))
-    _product(sizes, tensors, finish, torch.get_num_threads())  # type: ignore[misc]
+    tensors = (Pointer * 10)(*map(pointer, (a, b, bias, start, out, sums, z, other, left, right)))
+    _product(sizes, tensors, finish, fixed, torch.get_num_threads())  # type: ignore[misc]
     return out
 
 
@@ -62,9 +65,7 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | N
     """As `reference.forward`; NotImplemented for what `covers` does not."""
     if not covers(x, weight, bias, residual):
         return NotImplemented
-    if half:
-        x, weight = rounded(x), rounded(weight)
-    return product(x, weight.t(), bias, start=residual)
+    return product(x, weight.t(), bias, start=residual, fixed=half)
 
 
 def backward(gradient: Tensor, x: Tensor, weight: Tensor, needed: list[bool], half: bool) -> Any:
@@ -74,16 +75,11 @@ def backward(gradient: Tensor, x: Tensor, weight: Tensor, needed: list[bool], ha
     for_x, for_weight, for_bias = needed
     found = []
     sums = gradient.new_empty(gradient.shape[1]) if for_bias else None
-    if half:
-        x, weight = rounded(x), rounded(weight)
-        if sums is not None:
-            torch.sum(gradient, 0, out=sums)  # of what was not rounded
-        gradient = rounded(gradient)
     if for_x:
-        found.append(product(gradient, weight))
+        found.append(product(gradient, weight, fixed=half))
     if for_weight:
-        found.append(product(gradient.t(), x, sums=None if half else sums))
-    elif sums is not None and not half:
+        found.append(product(gradient.t(), x, sums=sums, fixed=half))
+    elif sums is not None:
         torch.sum(gradient, 0, out=sums)
     return found if sums is None else [*found, sums]
 
@@ -98,20 +94,21 @@ def feed_forward(
     half: bool,
 ) -> Any:
     """As `reference.feed_forward`."""
-    if half or not covers(x, expand, expand_bias, project, project_bias, residual):
+    if not covers(x, expand, expand_bias, project, project_bias, residual):
         return NotImplemented
     activated = x.new_empty(x.shape[0], expand.shape[0])
-    z = product(x, expand.t(), expand_bias, finish=_GELU, other=activated)
-    return product(activated, project.t(), project_bias, start=residual), z
+    z = product(x, expand.t(), expand_bias, finish=_GELU, other=activated, fixed=half)
+    return product(activated, project.t(), project_bias, start=residual, fixed=half), z
 
 
 def feed_forward_backward(
     gradient: Tensor, x: Tensor, z: Tensor, expand: Tensor, project: Tensor, needed: list[bool], half: bool
 ) -> Any:
     """As `reference.feed_forward_backward`."""
-    if half or not covers(gradient, x, z, expand, project):
+    if not covers(gradient, x, z, expand, project):
         return NotImplemented
     activated = z.new_empty(z.shape)
-    dz = product(gradient, project, finish=_GELU_GRADIENT, z=z.contiguous(), other=activated)
-    inner = backward(dz, x, expand, needed[:3], False)
-    return inner + backward(gradient, activated, project, [False, *needed[3:]], False)
+    z = z.contiguous()
+    dz = product(gradient, project, finish=_GELU_GRADIENT, z=z, other=activated, fixed=half)
+    inner = backward(dz, x, expand, needed[:3], half)
+    return inner + backward(gradient, activated, project, [False, *needed[3:]], half)

@@ -1,18 +1,18 @@
 """A linear layer with a low-rank adapter (LoRA, Hu et al. 2021) over a dense or NF4-packed weight.
 
 One node of the autograd graph that saves x and x A^T. It composes matrix routines and `kernels.nf4`, and so
-runs on every device; nothing of it is faster as a kernel of its own.
+runs on every device; on a CPU the adapter's update is added in the base product's own pass.
 """
 
 import math
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from kernels.dispatch import Operation
-from kernels.linear import dense_backward, dense_forward
-from kernels.lora_linear import reference
-from kernels.nf4 import FLOATING, PackedNf4, linear_backward, linear_forward
+from kernels.lora_linear import cpu, reference
+from kernels.nf4 import FLOATING, PackedNf4
 from kernels.nf4.packed import SCHEMA, Weight
 from kernels.operators import define
 
@@ -26,16 +26,19 @@ def lora_linear(
     lora_a: Tensor,
     lora_b: Tensor,
     scale: float,
+    *,
+    half: bool = False,
 ) -> Tensor:
     """x W^T + bias + scale (x A^T) B^T, differentiable in every tensor but a packed weight.
 
     x `[..., in]`, weight `[out, in]`, bias `[out]`, lora_a `[rank, in]`, lora_b `[out, rank]`: all of one
-    dtype (float32, bf16 or float64) on one device; a packed weight has no dtype.
+    dtype (float32, bf16 or float64) on one device; a packed weight has no dtype. half: of the products with
+    the weight, as in `linear`.
     """
     _require(x, weight, bias, lora_a, lora_b)
     if isinstance(weight, PackedNf4):
-        return _packed_operator(x, *weight.fields(), bias, lora_a, lora_b, scale)[0]
-    return _dense_operator(x, weight, bias, lora_a, lora_b, scale)[0]
+        return _packed_operator(x, *weight.fields(), bias, lora_a, lora_b, scale, half)[0]
+    return _dense_operator(x, weight, bias, lora_a, lora_b, scale, half)[0]
 
 
 def _require(
@@ -63,8 +66,14 @@ def _require(
         raise ValueError(f"x is on {x.device} and the weight on {weight.codes.device}: move one of them")
 
 
-_forward = Operation("lora_linear", torch=reference.forward)
-_backward = Operation("lora_linear_backward", torch=reference.backward)
+_product = Operation("lora_linear", torch=reference.add_to_product, native=cpu.forward)
+_gradient = Operation("lora_linear_backward", torch=reference.add_to_gradient, native=cpu.backward)
+_packed_product = Operation(
+    "lora_linear_nf4", torch=reference.add_to_packed_product, native=cpu.packed_forward
+)
+_packed_gradient = Operation(
+    "lora_linear_nf4_backward", torch=reference.add_to_packed_gradient, native=cpu.packed_backward
+)
 
 
 def _matrix(x: Tensor) -> Tensor:
@@ -72,16 +81,24 @@ def _matrix(x: Tensor) -> Tensor:
 
 
 def _dense(
-    x: Tensor, weight: Tensor, bias: Tensor | None, lora_a: Tensor, lora_b: Tensor, scale: float
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    lora_a: Tensor,
+    lora_b: Tensor,
+    scale: float,
+    half: bool,
 ) -> tuple[Tensor, Tensor]:
     rows = _matrix(x)
-    return _shaped(x, *_forward(rows, dense_forward(rows, weight, bias, None, False), lora_a, lora_b, scale))
+    base = partial(_product, rows, weight, bias, half)
+    return _shaped(x, *reference.forward(rows, lora_a, lora_b, scale, base))
 
 
 def _packed(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    w, (bias, lora_a, lora_b, scale) = Weight(*rest[:8]), rest[8:]
+    w, (bias, lora_a, lora_b, scale, half) = Weight(*rest[:8]), rest[8:]
     rows = _matrix(x)
-    return _shaped(x, *_forward(rows, linear_forward(rows, w, bias), lora_a, lora_b, scale))
+    base = partial(_packed_product, rows, w, bias, half)
+    return _shaped(x, *reference.forward(rows, lora_a, lora_b, scale, base))
 
 
 def _shaped(x: Tensor, y: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -97,22 +114,20 @@ def _dense_backward(
     lora_b: Tensor,
     scale: float,
     needed: list[bool],
+    half: bool,
 ) -> list[Tensor]:
     rows = _matrix(upstream)
-    base = (lora_a, lora_b, scale, lambda: _input_gradient(rows, x, weight), needed)
-    return _shaped_gradients(x, _backward(rows, _matrix(x), hidden, *base), needed)
-
-
-def _input_gradient(upstream: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-    found: list[Tensor] = dense_backward(upstream, _matrix(x), weight, [True, False, False], False)
-    return found[0]
+    base = partial(_gradient, rows, weight, half)
+    found = reference.backward(rows, _matrix(x), hidden, lora_a, lora_b, scale, base, needed)
+    return _shaped_gradients(x, found, needed)
 
 
 def _packed_backward(upstream: Tensor, x: Tensor, hidden: Tensor, *rest: Any) -> list[Tensor]:
-    w, (lora_a, lora_b, scale, needed) = Weight(*rest[:8]), rest[8:]
+    w, (lora_a, lora_b, scale, needed, half) = Weight(*rest[:8]), rest[8:]
     rows = _matrix(upstream)
-    base = (lora_a, lora_b, scale, lambda: linear_backward(rows, w), needed)
-    return _shaped_gradients(x, _backward(rows, _matrix(x), hidden, *base), needed)
+    base = partial(_packed_gradient, rows, w, half)
+    found = reference.backward(rows, _matrix(x), hidden, lora_a, lora_b, scale, base, needed)
+    return _shaped_gradients(x, found, needed)
 
 
 def _shaped_gradients(x: Tensor, gradients: list[Tensor], needed: list[bool]) -> list[Tensor]:
@@ -137,6 +152,7 @@ def _fake_dense_backward(
     lora_b: Tensor,
     scale: float,
     needed: list[bool],
+    half: bool,
 ) -> list[Tensor]:
     shapes = (x.shape, weight.shape, weight.shape[:1], lora_a.shape, lora_b.shape)
     return _fake_backward(shapes, upstream, needed)
@@ -144,25 +160,25 @@ def _fake_dense_backward(
 
 def _fake_packed_backward(upstream: Tensor, x: Tensor, hidden: Tensor, *rest: Any) -> list[Tensor]:
     rows, columns = rest[4:6]
-    lora_a, lora_b, _, needed = rest[8:]
+    lora_a, lora_b, _, needed, _ = rest[8:]
     shapes = (x.shape, (rows, columns), (rows,), lora_a.shape, lora_b.shape)
     return _fake_backward(shapes, upstream, needed)
 
 
 def _save_dense(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    x, weight, _, lora_a, lora_b, ctx.scale = inputs
+    x, weight, _, lora_a, lora_b, ctx.scale, ctx.half = inputs
     ctx.mark_non_differentiable(output[1])
     ctx.save_for_backward(x, output[1], weight, lora_a, lora_b)
 
 
 def _dense_gradients(ctx: Any, upstream: Tensor, _: Any) -> tuple[Tensor | None, ...]:
     needed = list(ctx.needs_input_grad[:5])
-    found = iter(_dense_backward_operator(upstream, *ctx.saved_tensors, ctx.scale, needed))
-    return *(next(found) if wanted else None for wanted in needed), None
+    found = iter(_dense_backward_operator(upstream, *ctx.saved_tensors, ctx.scale, needed, ctx.half))
+    return *(next(found) if wanted else None for wanted in needed), None, None
 
 
 def _save_packed(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    x, codes, scales, group_scales, *ctx.numbers, _, lora_a, lora_b, ctx.scale = inputs
+    x, codes, scales, group_scales, *ctx.numbers, _, lora_a, lora_b, ctx.scale, ctx.half = inputs
     ctx.mark_non_differentiable(output[1])
     ctx.save_for_backward(x, output[1], codes, scales, group_scales, lora_a, lora_b)
 
@@ -172,9 +188,10 @@ def _packed_gradients(ctx: Any, upstream: Tensor, __: Any) -> tuple[Tensor | Non
     for_bias, for_a, for_b = ctx.needs_input_grad[9:12]
     needed = [ctx.needs_input_grad[0], False, for_bias, for_a, for_b]
     weight = (codes, scales, group_scales, *ctx.numbers)
-    found = iter(_packed_backward_operator(upstream, x, hidden, *weight, lora_a, lora_b, ctx.scale, needed))
+    adapter = (lora_a, lora_b, ctx.scale, needed, ctx.half)
+    found = iter(_packed_backward_operator(upstream, x, hidden, *weight, *adapter))
     of_x, _, *others = (next(found) if wanted else None for wanted in needed)
-    return of_x, *[None] * 8, *others, None
+    return of_x, *[None] * 8, *others, None, None
 
 
 def _flops(x: Any, rows: int, rank: int) -> int:
@@ -187,8 +204,8 @@ def _backward_flops(x: Any, rows: int, rank: int, needed: list[bool]) -> int:
     return 2 * (base * (for_x + for_weight) + a * (for_x + for_a) + b * ((for_x or for_a) + for_b))
 
 
-_ADAPTER = "Tensor? bias, Tensor lora_a, Tensor lora_b, float scale"
-_SAVED = "Tensor lora_a, Tensor lora_b, float scale, bool[] needed"
+_ADAPTER = "Tensor? bias, Tensor lora_a, Tensor lora_b, float scale, bool half"
+_SAVED = "Tensor lora_a, Tensor lora_b, float scale, bool[] needed, bool half"
 
 _dense_operator = define(
     f"lora_linear(Tensor x, Tensor weight, {_ADAPTER}) -> (Tensor, Tensor)",

@@ -1,6 +1,7 @@
 // Weights into the panels that decode_step.cpp reads, at the speed of memory: squares of 4 x 4 are transposed in
 // registers and written past the cache.
 
+#include "fixed.h"
 #include "panels.h"
 
 namespace {
@@ -60,14 +61,9 @@ void pack_panel(float *panel, const Outputs &outputs, int64_t inputs) {
 
 // A run of `count` weights, rounded to bf16, as whole numbers, zeros beyond; returns what WEIGHT_ONE stands for.
 float to_fixed(const float *weights, int64_t count, int16_t *out) {
-    float rounded[RUN] = {}, most = 0;
-    for (int64_t i = 0; i < count; i++) {
-        rounded[i] = to_float(from_float<bf16>(weights[i]));
-        most = std::max(most, std::fabs(rounded[i]));
-    }
-    float factor = most > TINY ? WEIGHT_ONE / most : 0;
-    for (int64_t i = 0; i < RUN; i += LANES) store_halves(out + i, round_to_whole(load(rounded + i) * factor));
-    return most;
+    float rounded[RUN] = {};
+    for (int64_t i = 0; i < count; i++) rounded[i] = to_float(from_float<bf16>(weights[i]));
+    return run_to_fixed<false>(rounded, RUN, RUN, out) * WEIGHT_ONE;
 }
 
 // A panel [runs, RUN / 2, PANEL] of words, the weights of two inputs in each, and its scales [runs, PANEL].

@@ -13,6 +13,7 @@
 #pragma once
 #include <utility>
 
+#include "fixed.h"
 #include "nf4_values.h"
 #include "panels.h"
 
@@ -23,8 +24,6 @@ constexpr int TILE_ROWS = LANES == 4 ? 3 : 6;
 constexpr int MOST_SUMS = LANES == 16 ? 24 : 12;  // vectors of sums that leave registers for the operands
 constexpr int64_t MOST_ROWS = 96;                 // of which a stretch fills a quarter of the second cache
 constexpr int64_t DEPTH = 256;                    // inputs whose weights of a panel fill half the nearest cache
-constexpr float MOST_WHOLE = 32766;                          // of 16 bits
-constexpr float MOST_TOTAL = 2147483647 / WEIGHT_ONE - RUN;  // of a run's magnitudes, which rounding makes larger
 
 enum Kind : int64_t { FLOAT32, BFLOAT16, NF4 };
 enum After { STORE, ADD, GELU };
@@ -218,28 +217,11 @@ struct FixedProduct {
     }
 };
 
-// A run of `count` inputs to `run` whole numbers, zeros beyond; returns their scale. Writes whole vectors.
-INLINE float to_fixed(const float *x, int64_t count, int64_t run, int16_t *out) {
-    vf most = {}, total = {};
-    auto at = [&](int64_t c) __attribute__((always_inline)) {
-        return count - c >= LANES ? load(x + c) : load_first(x + c, std::max<int64_t>(count - c, 0));
-    };
-    for (int64_t c = 0; c < run; c += LANES) {
-        vf magnitude = bits<vf>(bits<vi>(at(c)) & 0x7FFFFFFF);
-        most = maximum(magnitude, most);
-        total += magnitude;
-    }
-    float scale = std::max(sum(total) / MOST_TOTAL, largest(most) / MOST_WHOLE);  // in this order a NaN stays
-    float factor = scale > TINY ? 1 / scale : 0;
-    for (int64_t c = 0; c < run; c += LANES) store_halves(out + c, round_to_whole(at(c) * factor));
-    return scale / WEIGHT_ONE;
-}
-
 // Row r of x, for a product with m.
 INLINE void to_fixed(const Matrix &m, const float *x, int64_t r, const Fixed &out) {
     for (int64_t run = 0, begin = 0; run < out.runs; run++, begin += m.run) {
         auto *to = reinterpret_cast<int16_t *>(out.words + r * out.row + begin / 2);
-        out.scales[r * out.runs + run] = to_fixed(x + begin, std::min(m.run, m.inputs - begin), m.run, to);
+        out.scales[r * out.runs + run] = run_to_fixed<true>(x + begin, std::min(m.run, m.inputs - begin), m.run, to) / WEIGHT_ONE;
     }
 }
 

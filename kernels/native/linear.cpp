@@ -1,26 +1,27 @@
-// The products of linear layers, forward and backward, with what surrounds them: bias, residual sum, GELU.
+// The products of linear layers, forward and backward, with what surrounds them: bias, residual sum, GELU, an adapter.
 
 #include "product.h"
 
-// c = a b + bias + start: see `Product`. `sizes`: rows, columns, depth, the strides of a and b (row, column each), of
-// start and of c (row). `tensors`: a, b, bias, start, c, sums, z, other; null where there is none. `finish`: 0
-// nothing, 1 GELU, 2 its gradient.
-EXPORT int riftco_product(const int64_t *sizes, void *const *tensors, int64_t finish, int64_t threads) {
+// c = a b + bias + start + left right: see `Product`. `sizes`: rows, columns, depth, the strides of a and b (row, column
+// each), of start, c, left and right (row), rank. `tensors`: a, b, bias, start, c, sums, z, other, left, right; null
+// where there is none. `finish`: 0 nothing, 1 GELU, 2 its gradient. `fixed`: in fixed point.
+EXPORT int riftco_product(const int64_t *sizes, void *const *tensors, int64_t finish, int64_t fixed, int64_t threads) {
     auto in = [&](int i) { return static_cast<float *>(tensors[i]); };
-    Product product{sizes[0],
-                    sizes[1],
-                    sizes[2],
-                    {in(0), sizes[3], sizes[4]},
-                    {in(1), sizes[5], sizes[6]},
-                    in(2),
-                    in(3),
-                    sizes[7],
-                    in(4),
-                    sizes[8],
-                    in(5),
-                    Finish(finish),
-                    in(6),
-                    in(7)};
+    Product product{
+        .rows = sizes[0],
+        .columns = sizes[1],
+        .depth = sizes[2],
+        .a = {in(0), sizes[3], sizes[4]},
+        .b = {in(1), sizes[5], sizes[6]},
+        .more = {in(3), sizes[7], in(2), in(8), in(9), sizes[9], sizes[10], sizes[11]},
+        .c = in(4),
+        .c_row = sizes[8],
+        .sums = in(5),
+        .finish = Finish(finish),
+        .z = in(6),
+        .other = in(7),
+        .fixed = bool(fixed),
+    };
     multiply(product, int(threads));
     return 0;
 }

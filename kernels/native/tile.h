@@ -16,6 +16,8 @@ constexpr int TILE_COLUMNS = 2 * LANES;
 struct Strided {
     const float *at;
     int64_t row, column;
+
+    Strided from(int64_t i, int64_t j) const { return {at + i * row + j * column, row, column}; }
 };
 
 // c[6, VECTORS * LANES] = a[6, count] b[count, ...], added to c if `ADD`. Rows of b and c are contiguous.

@@ -52,13 +52,14 @@ def dequantize_nf4(packed: PackedNf4) -> Tensor:
     return _dequantize_operator(*packed.fields())
 
 
-def nf4_linear(x: Tensor, packed: PackedNf4, bias: Tensor | None = None) -> Tensor:
+def nf4_linear(x: Tensor, packed: PackedNf4, bias: Tensor | None = None, *, half: bool = False) -> Tensor:
     """x W^T + bias: x `[..., columns]`, W the packed weight `[rows, columns]`, bias `[rows]`, in x's dtype.
 
-    x and bias are differentiable; the weight has no gradient. x is float32, bf16 or float64.
+    x and bias are differentiable; the weight has no gradient. x is float32, bf16 or float64. With `half` a
+    CPU may multiply float32 in fixed point, as `linear` does.
     """
     require_input(x, packed, bias)
-    return _linear_operator(x, *packed.fields(), bias)
+    return _linear_operator(x, *packed.fields(), bias, half)
 
 
 def require_input(x: Tensor, packed: PackedNf4, bias: Tensor | None) -> None:
@@ -99,13 +100,13 @@ _dequantize = Operation(
 )
 linear_forward = Operation(
     "nf4_linear",
-    torch=lambda x, w, bias: panels.forward(x, w, bias, reference.decode),
+    torch=lambda x, w, bias, half: panels.forward(x, w, bias, reference.decode),
     native=cpu.forward,
     triton=_triton("forward"),
 )
 linear_backward = Operation(
     "nf4_linear_backward",
-    torch=lambda upstream, w: panels.backward(upstream, w, reference.decode),
+    torch=lambda upstream, w, half: panels.backward(upstream, w, reference.decode),
     native=cpu.backward,
     triton=_triton("backward"),
 )
@@ -122,14 +123,16 @@ def _fake_dequantize(codes: Tensor, *rest: Any) -> Tensor:
 
 
 def _linear(x: Tensor, *rest: Any) -> Tensor:
-    w = Weight(*rest[:-1])
-    y = linear_forward(_matrix(x), w, rest[-1])
+    *fields, bias, half = rest
+    w = Weight(*fields)
+    y = linear_forward(_matrix(x), w, bias, half)
     return y if x.ndim == 2 else y.view(*x.shape[:-1], w.rows)
 
 
 def _linear_backward(upstream: Tensor, *rest: Any) -> Tensor:
-    w = Weight(*rest)
-    return linear_backward(_matrix(upstream), w).view(*upstream.shape[:-1], w.columns)
+    *fields, half = rest
+    w = Weight(*fields)
+    return linear_backward(_matrix(upstream), w, half).view(*upstream.shape[:-1], w.columns)
 
 
 def _matrix(x: Tensor) -> Tensor:
@@ -137,15 +140,15 @@ def _matrix(x: Tensor) -> Tensor:
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    _, codes, scales, group_scales, *ctx.numbers, _ = inputs
+    _, codes, scales, group_scales, *ctx.numbers, _, ctx.half = inputs
     ctx.save_for_backward(codes, scales, group_scales)
 
 
 def _gradients(ctx: Any, upstream: Tensor) -> tuple[Any, ...]:
-    needs_x, needs_bias = ctx.needs_input_grad[0], ctx.needs_input_grad[-1]
-    x = _backward_operator(upstream, *ctx.saved_tensors, *ctx.numbers) if needs_x else None
+    needs_x, needs_bias = ctx.needs_input_grad[0], ctx.needs_input_grad[-2]
+    x = _backward_operator(upstream, *ctx.saved_tensors, *ctx.numbers, ctx.half) if needs_x else None
     bias = upstream.sum_to_size(upstream.shape[-1]) if needs_bias else None
-    return x, *[None] * 8, bias
+    return x, *[None] * 8, bias, None
 
 
 _quantize_operator = define(
@@ -157,7 +160,7 @@ _dequantize_operator = define(
     fake=_fake_dequantize,
 )
 _linear_operator = define(
-    f"nf4_linear(Tensor x, {SCHEMA}, Tensor? bias) -> Tensor",
+    f"nf4_linear(Tensor x, {SCHEMA}, Tensor? bias, bool half) -> Tensor",
     _linear,
     fake=lambda x, *rest: x.new_empty(*x.shape[:-1], rest[4]),
     backward=_gradients,
@@ -165,7 +168,7 @@ _linear_operator = define(
     flops=lambda x, *rest, **_: 2 * math.prod(x) * rest[4],
 )
 _backward_operator = define(
-    f"nf4_linear_backward(Tensor upstream, {SCHEMA}) -> Tensor",
+    f"nf4_linear_backward(Tensor upstream, {SCHEMA}, bool half) -> Tensor",
     _linear_backward,
     fake=lambda upstream, *rest: upstream.new_empty(*upstream.shape[:-1], rest[5]),
     flops=lambda upstream, *rest, **_: 2 * math.prod(upstream) * rest[5],

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernels.linear import cpu as linear
 from kernels.native import Integer, Pointer, function, pointer
 from kernels.nf4 import panels
 from kernels.nf4.packed import Weight
@@ -62,24 +63,41 @@ def decode(w: Weight, first_row: int, first_column: int, out: Tensor) -> None:
     _decode(ctypes.byref(_structure(w)), *area, pointer(out), torch.get_num_threads())
 
 
-def forward(x: Tensor, w: Weight, bias: Tensor | None) -> Any:
+def forward(x: Tensor, w: Weight, bias: Tensor | None, half: bool) -> Any:
     """As `panels.forward`, for float32 and bf16."""
     if _product is None or not _covers(x):
         return NotImplemented
     count = x.shape[0]
     if count > FEW_ROWS:
-        return panels.forward(x, w, bias, decode)
+        return panels.forward(x, w, bias, decode, multiplied(x, half, bias))
     x, bias = x.contiguous(), None if bias is None else bias.contiguous()
     y = x.new_empty(count, w.rows)
-    half = int(x.dtype == torch.bfloat16)
     arrays = (pointer(x), pointer(bias), pointer(y))
-    _product(ctypes.byref(_structure(w)), *arrays, count, half, torch.get_num_threads())
+    is_bf16 = int(x.dtype == torch.bfloat16)
+    _product(ctypes.byref(_structure(w)), *arrays, count, is_bf16, torch.get_num_threads())
     return y
 
 
-def backward(upstream: Tensor, w: Weight) -> Any:
+def backward(upstream: Tensor, w: Weight, half: bool) -> Any:
     """As `panels.backward`, for float32 and bf16."""
-    return panels.backward(upstream, w, decode) if _decode and _covers(upstream) else NotImplemented
+    if _decode is None or not _covers(upstream):
+        return NotImplemented
+    return panels.backward(upstream, w, decode, multiplied(upstream, half))
+
+
+def multiplied(
+    x: Tensor, half: bool, bias: Tensor | None = None, low: tuple[Tensor, Tensor] | None = None
+) -> panels.Multiply | None:
+    """Panels by our own products where those run; `low` as there."""
+    if not linear.covers(x, bias):
+        return None
+
+    def multiply(out: Tensor, x: Tensor, panel: Tensor, part: slice) -> None:
+        shift = None if bias is None else bias[part]
+        update = low and (low[0], low[1][:, part])
+        linear.product(x, panel, shift, out=out, low=update, fixed=half)
+
+    return multiply
 
 
 def _covers(x: Tensor) -> bool:

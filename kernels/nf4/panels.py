@@ -17,25 +17,32 @@ PANEL = 2**20
 # (w, first row, first column, out): fills out, a contiguous matrix, with that rectangle of the weight.
 Decode = Callable[[Weight, int, int, Tensor], None]
 
+# (out, x, panel, part): out = x panel, and what a whole product adds to these columns of its result.
+Multiply = Callable[[Tensor, Tensor, Tensor, slice], None]
 
-def forward(x: Tensor, w: Weight, bias: Tensor | None, decode: Decode) -> Tensor:
-    """y [n, rows] = x [n, columns] W^T + bias."""
+
+def forward(
+    x: Tensor, w: Weight, bias: Tensor | None, decode: Decode, multiply: Multiply | None = None
+) -> Tensor:
+    """y [n, rows] = x [n, columns] W^T + bias; another way to multiply brings the bias itself."""
     y = x.new_empty(len(x), w.rows)
     wide = _for_products(x)
+    multiply = multiply or _with(bias)
     for first, last, panel in _panels(w.rows, w.columns, wide):
         decode(w, first, 0, panel)
-        _into(y[:, first:last], wide, panel.T, None if bias is None else bias[first:last])
+        multiply(y[:, first:last], wide, panel.T, slice(first, last))
     return y
 
 
-def backward(upstream: Tensor, w: Weight, decode: Decode) -> Tensor:
+def backward(upstream: Tensor, w: Weight, decode: Decode, multiply: Multiply | None = None) -> Tensor:
     """The gradient of x [n, columns] = upstream [n, rows] W."""
     gradient = upstream.new_empty(len(upstream), w.columns)
     wide = _for_products(upstream)
+    multiply = multiply or _with(None)
     for first, last, panel in _panels(w.columns, w.rows, wide):
         panel = panel.view(w.rows, last - first)
         decode(w, 0, first, panel)
-        _into(gradient[:, first:last], wide, panel, None)
+        multiply(gradient[:, first:last], wide, panel, slice(first, last))
     return gradient
 
 
@@ -57,10 +64,14 @@ def _for_products(x: Tensor) -> Tensor:
     return x.float() if x.device.type == "cpu" and x.dtype == torch.bfloat16 else x
 
 
-def _into(out: Tensor, x: Tensor, panel: Tensor, bias: Tensor | None) -> None:
-    """out = x panel + bias, written in place where the dtypes agree."""
-    if out.dtype == x.dtype:
-        torch.mm(x, panel, out=out) if bias is None else torch.addmm(bias, x, panel, out=out)
-        return
-    product = torch.mm(x, panel)
-    out.copy_(product if bias is None else product.add_(bias))
+def _with(bias: Tensor | None) -> Multiply:
+    """By torch, written in place where the dtypes agree."""
+
+    def multiply(out: Tensor, x: Tensor, panel: Tensor, part: slice) -> None:
+        if out.dtype == x.dtype:
+            torch.mm(x, panel, out=out) if bias is None else torch.addmm(bias[part], x, panel, out=out)
+            return
+        product = torch.mm(x, panel)
+        out.copy_(product if bias is None else product.add_(bias[part]))
+
+    return multiply

@@ -61,7 +61,7 @@ class Linear(nn.Module):
     """x W^T + b, plus scale * ((x A^T) B^T) once an adapter is attached; W is `[out, in]`.
 
     W is `weight`, uninitialised, or `packed` in 4 bits: the other of the two is None. With `half_products`
-    operands of products are rounded to bfloat16.
+    operands of products are rounded to bfloat16, or on CPUs without units for it to what loses less.
     """
 
     def __init__(self, fan_in: int, fan_out: int) -> None:
@@ -88,22 +88,23 @@ class Linear(nn.Module):
         """Whether it is a dense layer without an adapter."""
         return self.weight is not None and self.lora_a is None
 
-    def operand(self, x: Tensor) -> Tensor:
-        """x as it goes into products."""
-        return half_operand(x) if self.half_products else x
-
     def _adapted(self, x: Tensor) -> Tensor:
-        weight, lora_a, lora_b = self.packed or self.weight, self.lora_a, self.lora_b
+        weight, lora_a, lora_b, half = (
+            self.packed or self.weight,
+            self.lora_a,
+            self.lora_b,
+            self.half_products,
+        )
         assert weight is not None
-        operand = self.operand
+        operand = half_operand if half else lambda given: given
         given = operand(x)
         bias = self.bias.to(given.dtype)  # rounded only where bfloat16 is what is multiplied
         if lora_a is None or lora_b is None:
             assert isinstance(weight, PackedNf4)
-            return nf4_linear(given, weight, bias).to(x.dtype)
+            return nf4_linear(given, weight, bias, half=half).to(x.dtype)
         base = weight if isinstance(weight, PackedNf4) else operand(weight)
         low_rank = operand(lora_a.weight), operand(lora_b.weight)
-        return lora_linear(given, base, bias, *low_rank, self.lora_scale).to(x.dtype)
+        return lora_linear(given, base, bias, *low_rank, self.lora_scale, half=half).to(x.dtype)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Where the bias goes, the packed weight goes."""

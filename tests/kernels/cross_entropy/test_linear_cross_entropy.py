@@ -16,6 +16,8 @@ from kernels.cross_entropy import (
     reference,
     triton_cross_entropy,
 )
+from kernels.linear import cpu as linear_cpu
+from kernels.linear.reference import has_half_units
 from tests.kernels.cases import (
     DTYPES,
     IMPLEMENTATIONS,
@@ -172,7 +174,7 @@ def test_the_logits_of_all_rows_never_exist(monkeypatch) -> None:
         return reference.in_place(logits, *rest)
 
     rows_of_a_chunk(monkeypatch, 4)
-    options = (True, True, True, True)
+    options = (True, False, True, True, True)
     x, weight, bias = inputs(11, 3, 50)
     chunks.Chunked(rows)(x, weight, bias, targets_for(11, 50), None, *options)
     assert [len(logits) for logits in seen] == [4, 4, 3]
@@ -183,7 +185,7 @@ def test_the_logits_of_all_rows_never_exist(monkeypatch) -> None:
 @pytest.mark.parametrize("products", ["float32", "own"])
 def test_the_error_does_not_grow_with_the_number_of_chunks(monkeypatch, products) -> None:
     if products == "own":
-        monkeypatch.setattr(chunks, "product_dtype", lambda x: x.dtype)
+        monkeypatch.setattr(chunks, "product_dtype", lambda x, half: x.dtype)
     given, targets = inputs(256, 8, 12, torch.bfloat16), targets_for(256, 12)
     given[0].abs_()  # so that sums over the rows grow
     exact = leaves(*given, dtype=torch.float64)
@@ -205,10 +207,34 @@ def test_the_error_does_not_grow_with_the_number_of_chunks(monkeypatch, products
 
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
 def test_products_in_bfloat16_are_as_exact_as_torchs(monkeypatch, name) -> None:
-    monkeypatch.setattr(chunks, "product_dtype", lambda x: x.dtype)
+    monkeypatch.setattr(chunks, "product_dtype", lambda x, half: x.dtype)
     rows_of_a_chunk(monkeypatch, 4)
     with running(name):
         check(inputs(13, 24, 31, torch.bfloat16), targets_for(13, 31), mask_for(targets_for(13, 31)))
+
+
+@pytest.mark.parametrize("name", ["torch", "native"])
+def test_half_loses_at_most_what_bfloat16_operands_lose(monkeypatch, name) -> None:
+    if name == "native" and not linear_cpu.built:
+        pytest.skip("no native code for this machine was built")
+    rows_of_a_chunk(monkeypatch, 40)
+    given, targets = inputs(90, 130, 150), targets_for(90, 150)
+    given[1] *= 0.2
+    exact, mine, rounded = leaves(*given, dtype=torch.float64), leaves(*given), leaves(*given)
+    separate(*exact, targets, None, "mean").backward()
+    x, weight, bias = rounded
+    separate(x.bfloat16().float(), weight.bfloat16().float(), bias, targets, None, "mean").backward()
+    with running(name):
+        loss = linear_cross_entropy(*mine, targets, half=True)
+        loss.backward()
+    with torch.no_grad():
+        assert abs(float(loss.double() - separate(*exact, targets, None, "mean"))) < 1e-3
+    for place, found in enumerate(zip(mine, rounded, exact, strict=True)):
+        ours, bfloats, true = (leaf.grad.double() for leaf in found)
+        away = float((ours - true).norm() / true.norm())
+        share = 2 if has_half_units(x.device) else 1 / 4
+        assert away <= share * float((bfloats - true).norm() / true.norm()), NAMES[place]
+        assert away > 2e-6 or name == "torch"  # which may multiply in float32
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -272,9 +298,11 @@ def test_the_operator_is_sound(masked) -> None:
     x, weight, bias = leaves(*inputs(9, 3, 7))
     targets = targets_for(9, 7)
     mask = mask_for(targets) if masked else None
-    torch.library.opcheck(_linear_cross_entropy, (x, weight, bias, targets, mask, True, True, True, True))
     torch.library.opcheck(
-        _linear_cross_entropy, (x.detach(), weight, None, targets, mask, True, False, True, False)
+        _linear_cross_entropy, (x, weight, bias, targets, mask, True, False, True, True, True)
+    )
+    torch.library.opcheck(
+        _linear_cross_entropy, (x.detach(), weight, None, targets, mask, True, True, False, True, False)
     )
 
 

@@ -124,6 +124,23 @@ def test_panels_give_what_the_whole_gives(name: str, count: int, monkeypatch: py
     torch.testing.assert_close(gradient, normal(count, 300, seed=5) @ weight, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("name", FAST)
+def test_half_loses_less_than_bfloat16(name: str) -> None:
+    packed = weights(200, 300)[0]
+    weight, upstream = dequantize_nf4(packed).double(), normal(70, 300, seed=5)
+    x, bias = normal(70, 200).requires_grad_(), normal(300)
+    with running(name):
+        y = nf4_linear(x, packed, bias, half=True)
+        (gradient,) = torch.autograd.grad(y, x, upstream)
+    for found, exact in (
+        (y, linear(x.double(), weight, bias.double())),
+        (gradient, upstream.double() @ weight),
+    ):
+        away = float((found - exact).norm() / exact.norm())
+        assert away < 3e-4
+        assert away > 1e-6 or name == "torch"  # which may multiply in float32
+
+
 def test_the_weight_is_never_there_as_floats(monkeypatch: pytest.MonkeyPatch) -> None:
     packed = weights(200, 300)[0]
     sizes = []
@@ -177,8 +194,8 @@ def test_the_operators_keep_torchs_rules() -> None:
     operators = torch.ops.riftco
     torch.library.opcheck(operators.nf4_quantize.default, (normal(5, 13), 32))
     torch.library.opcheck(operators.nf4_dequantize.default, weights(65)[1].fields())
-    torch.library.opcheck(operators.nf4_linear.default, (x, *packed.fields(), bias))
-    torch.library.opcheck(operators.nf4_linear_backward.default, (normal(4, 20), *packed.fields()))
+    torch.library.opcheck(operators.nf4_linear.default, (x, *packed.fields(), bias, False))
+    torch.library.opcheck(operators.nf4_linear_backward.default, (normal(4, 20), *packed.fields(), False))
 
 
 def test_a_compiled_function_gives_the_same() -> None:

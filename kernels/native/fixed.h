@@ -1,0 +1,58 @@
+// Fixed point: over a run of the summed index both factors of a product are whole numbers times a scale.
+//
+// AVX2 multiplies and adds sixteen such numbers in one instruction, and eight floats. Sums of a run are exact in 32
+// bits. Right factors, of which weights are some, keep 13 bits beside the sign; left ones 12 to 15, as many as no sum
+// can overflow with. bf16 has 8. The scales depend on a line of numbers alone.
+
+#pragma once
+#include "simd.h"
+
+constexpr int64_t RUN = 64;                                  // numbers, at most, that share a scale
+constexpr int WEIGHT_ONE = 8192;                             // the largest right factor of a run
+constexpr float MOST_WHOLE = 32766;                          // of 16 bits
+constexpr float MOST_TOTAL = 2147483647 / WEIGHT_ONE - RUN;  // of a run's magnitudes, which rounding makes larger
+
+INLINE vf magnitude(vf x) { return bits<vf>(bits<vi>(x) & 0x7FFFFFFF); }
+
+// The larger of magnitudes, of which one that is no number is the largest.
+INLINE vf larger(vf a, vf b) { return bits<vf>(bits<vi>(a) > bits<vi>(b) ? bits<vi>(a) : bits<vi>(b)); }
+
+// What a whole number of 1 stands for, in runs with these largest magnitudes and these sums of them; no number where
+// one of them is none, and 0 for runs of zeros, whose whole numbers then mean nothing.
+template <bool LEFT>
+INLINE vf scale_of(vf most, vf total) {
+    if (!LEFT) return most / WEIGHT_ONE;
+    return maximum(most / MOST_WHOLE, total / MOST_TOTAL);  // in this order a NaN stays
+}
+
+// A run of `count` factors to `run` whole numbers, zeros beyond; returns their scale. Writes whole vectors.
+template <bool LEFT>
+INLINE float run_to_fixed(const float *x, int64_t count, int64_t run, int16_t *out) {
+    vf most = {}, total = {};
+    auto at = [&](int64_t c) __attribute__((always_inline)) {
+        return count - c >= LANES ? load(x + c) : load_first(x + c, std::max<int64_t>(count - c, 0));
+    };
+    for (int64_t c = 0; c < run; c += LANES) {
+        vf size = magnitude(at(c));
+        most = maximum(size, most);
+        total += size;
+    }
+    vf scale = scale_of<LEFT>(splat(largest(most)), splat(sum(total))), factor = 1 / scale;
+    for (int64_t c = 0; c < run; c += LANES) store_halves(out + c, round_to_whole(at(c) * factor));
+    return scale[0];
+}
+
+// Two vectors of numbers, rounded to whole ones of 16 bits, in words of two neighbours.
+INLINE vi to_words(vf a, vf b) {
+#if defined(__AVX2__) && RIFTCO_LANES == 8
+    __m256i halves = _mm256_packs_epi32(bits<__m256i>(round_to_whole(a)), bits<__m256i>(round_to_whole(b)));
+    return bits<vi>(_mm256_permute4x64_epi64(halves, 0xD8));
+#else
+    int16_t halves[2 * LANES];
+    store_halves(halves, round_to_whole(a));
+    store_halves(halves + LANES, round_to_whole(b));
+    vi words;
+    std::memcpy(&words, halves, sizeof words);
+    return words;
+#endif
+}

@@ -1,0 +1,313 @@
+// Blocks of the operands of `product.h` in panels, as floats or in fixed point, and the tile that two panels make.
+
+#pragma once
+#include <cstdlib>
+#include "fixed.h"
+#include "tile.h"
+
+constexpr int64_t DEPTH = 256;  // words of the summed index: a panel of B and one of A are 3/4 of a 32 KiB inner cache
+constexpr int64_t TALL = 192;   // rows of A packed at once: 192 KiB of the next cache
+constexpr int64_t WIDE = 2048;  // columns of B packed at once: 2 MiB of the last one
+
+#if RIFTCO_LANES == 8
+// Transposes eight vectors of eight: out[k][i] = in[i][k].
+INLINE void transpose8(const vf in[8], vf out[8]) {
+    vf pairs[8], fours[8];
+    const vi low = {0, 8, 1, 9, 4, 12, 5, 13}, high = {2, 10, 3, 11, 6, 14, 7, 15};
+    for (int i = 0; i < 8; i += 2) {
+        pairs[i] = __builtin_shuffle(in[i], in[i + 1], low);
+        pairs[i + 1] = __builtin_shuffle(in[i], in[i + 1], high);
+    }
+    const vi first = {0, 1, 8, 9, 4, 5, 12, 13}, second = {2, 3, 10, 11, 6, 7, 14, 15};
+    for (int i = 0; i < 8; i += 4)
+        for (int j = 0; j < 2; j++) {
+            fours[i + 2 * j] = __builtin_shuffle(pairs[i + j], pairs[i + j + 2], first);
+            fours[i + 2 * j + 1] = __builtin_shuffle(pairs[i + j], pairs[i + j + 2], second);
+        }
+    const vi left = {0, 1, 2, 3, 8, 9, 10, 11}, right = {4, 5, 6, 7, 12, 13, 14, 15};
+    for (int i = 0; i < 4; i++) {
+        out[i] = __builtin_shuffle(fours[i], fours[i + 4], left);
+        out[i + 4] = __builtin_shuffle(fours[i], fours[i + 4], right);
+    }
+}
+
+// The first `depth` / 8 * 8 of rows that are contiguous, eight at a time; what that is. Writes up to two numbers
+// more, which the next panel overwrites.
+template <int SIZE>
+static int64_t pack_rows_by_eight(float *to, const float *from, int64_t outer, int64_t depth) {
+    int64_t k = 0;
+    for (; k + 8 <= depth; k += 8)
+        for (int first = 0; first < SIZE; first += 8) {
+            vf in[8] = {}, out[8];
+            for (int i = 0; i < 8; i++)
+                if (first + i < SIZE) in[i] = load(from + (first + i) * outer + k);
+            transpose8(in, out);
+            for (int i = 0; i < 8; i++) store(to + (k + i) * SIZE + first, out[i]);
+        }
+    return k;
+}
+#endif
+
+// Panels of lines that lie across them, whose elements are contiguous: to[panel][k][i] = from[k][panel, i]. Each line
+// is read once, a stretch of it at a time, so that lines far apart cost few looks into the page table.
+template <int SIZE>
+static void pack_across(float *to, const float *from, int64_t inner, int64_t count, int64_t depth) {
+    constexpr int64_t STRETCH = 192 / SIZE;  // panels
+    for (int64_t first = 0; first < count; first += STRETCH * SIZE) {
+        int64_t end = std::min(count, first + STRETCH * SIZE);
+        for (int64_t k = 0; k < depth; k++) {
+            const float *line = from + k * inner;
+            int64_t i = first;
+            for (; i + SIZE <= end; i += SIZE)
+                std::memcpy(to + i * depth + k * SIZE, line + i, SIZE * sizeof(float));
+            if (i < end) {
+                float *last = to + i * depth + k * SIZE;
+                std::fill(last, last + SIZE, 0.0f);
+                std::memcpy(last, line + i, (end - i) * sizeof(float));
+            }
+        }
+    }
+}
+
+// Lines along a panel: to[k][i] = from(i, k), zeros where i is beyond the count. `inner` is the stride along k, `outer`
+// along i.
+template <int SIZE>
+static void pack_along(float *to, const float *from, int64_t outer, int64_t inner, int64_t count, int64_t depth) {
+    int64_t done = 0;
+#if RIFTCO_LANES == 8
+    if (count == SIZE && inner == 1) done = pack_rows_by_eight<SIZE>(to, from, outer, depth);
+#endif
+    if (count < SIZE) std::fill(to, to + depth * SIZE, 0.0f);
+    for (int64_t first = done; first < depth; first += 16)  // lines of both sides stay in the cache
+        for (int64_t i = 0; i < count; i++)
+            for (int64_t k = first; k < std::min(depth, first + 16); k++)
+                to[k * SIZE + i] = from[i * outer + k * inner];
+}
+
+// `count` lines in panels of SIZE, each [depth, SIZE].
+template <int SIZE>
+static void pack(float *to, const float *from, int64_t outer, int64_t inner, int64_t count, int64_t depth) {
+    if (outer == 1) return pack_across<SIZE>(to, from, inner, count, depth);
+    for (int64_t i = 0; i < count; i += SIZE)
+        pack_along<SIZE>(to + i * depth, from + i * outer, outer, inner, std::min<int64_t>(SIZE, count - i), depth);
+}
+
+// What a block's products are added to, each if it is there: rows, a bias for all of them, and the product of two
+// matrices with `rank` columns and rows.
+struct Addend {
+    const float *rows;
+    int64_t row;
+    const float *bias;
+    const float *left, *right;
+    int64_t left_row, right_row, rank;
+
+    Addend at(int64_t i, int64_t j) const {
+        auto moved = [](const float *from, int64_t by) { return from ? from + by : nullptr; };
+        return {moved(rows, i * row + j),   row,      moved(bias, j), moved(left, i * left_row),
+                moved(right, j), left_row, right_row,      rank};
+    }
+};
+
+// Sums, which began at zero, are added to the rest at the end, so that they round as little as they can.
+INLINE void store_tile(vf (&sums)[TILE_ROWS][2], Addend more, float *c, int64_t c_row) {
+    for (int64_t r = 0; r < more.rank; r++) {
+        vf right[2] = {load(more.right + r * more.right_row), load(more.right + r * more.right_row + LANES)};
+#pragma GCC unroll 6
+        for (int i = 0; i < TILE_ROWS; i++)
+            for (int j = 0; j < 2; j++) sums[i][j] = fma(splat(more.left[i * more.left_row + r]), right[j], sums[i][j]);
+    }
+#pragma GCC unroll 6
+    for (int i = 0; i < TILE_ROWS; i++)
+        for (int j = 0; j < 2; j++) {
+            if (more.bias) sums[i][j] += load(more.bias + j * LANES);
+            if (more.rows) sums[i][j] += load(more.rows + i * more.row + j * LANES);
+            store(c + i * c_row + j * LANES, sums[i][j]);
+        }
+}
+
+template <class T>
+static T *aligned(int64_t count) {
+    return static_cast<T *>(std::aligned_alloc(64, round_up(count * sizeof(T), 64)));
+}
+
+// A block of both operands in panels, as floats. Those of one thread are kept between calls.
+struct FloatPanels {
+    static constexpr int64_t STEP = 1;  // blocks of the summed index are a multiple of it
+    static constexpr int64_t MOST = DEPTH;
+    float *a = aligned<float>(DEPTH * TALL + 16), *b = aligned<float>(DEPTH * WIDE);
+    int64_t depth;
+
+    ~FloatPanels() { std::free(a), std::free(b); }
+
+    void pack_left(Strided from, int64_t rows) { pack<TILE_ROWS>(a, from.at, from.row, from.column, rows, depth); }
+    void pack_right(Strided from, int64_t columns) {
+        pack<TILE_COLUMNS>(b, from.at, from.column, from.row, columns, depth);
+    }
+
+    // The tile at (i, j) of the block.
+    MEMBER void multiply(int64_t i, int64_t j, Addend more, float *c, int64_t c_row) const {
+        const float *left_side = a + i * depth, *right_side = b + j * depth;
+        vf sums[TILE_ROWS][2] = {};
+        for (int r = 0; r < TILE_ROWS; r++) __builtin_prefetch(c + r * c_row, 1);
+#pragma GCC unroll 4
+        for (int64_t k = 0; k < depth; k++) {
+            vf left = load(right_side + k * TILE_COLUMNS), right = load(right_side + k * TILE_COLUMNS + LANES);
+#pragma GCC unroll 6
+            for (int r = 0; r < TILE_ROWS; r++) {
+                vf factor = splat(left_side[k * TILE_ROWS + r]);
+                sums[r][0] = fma(factor, left, sums[r][0]);
+                sums[r][1] = fma(factor, right, sums[r][1]);
+            }
+        }
+        store_tile(sums, more, c, c_row);
+    }
+};
+
+
+// A run of a panel of lines that lie along it: to[word][i], and the lines' scales. `inner` is the stride along the run,
+// `outer` that from line to line. Writes up to LANES words more, which the next run or panel overwrites.
+template <bool LEFT, int SIZE>
+static void fix_along(int32_t *to, float *scales, const float *from, int64_t outer, int64_t inner, int64_t count,
+                      int64_t length) {
+    for (int64_t first = 0; first < SIZE; first += LANES) {
+        static constexpr float NOTHING[RUN] = {};
+        float copies[LANES][RUN];
+        const float *lines[LANES];
+        for (int64_t i = 0; i < LANES; i++) {
+            lines[i] = first + i < count ? from + (first + i) * outer : NOTHING;
+            if (lines[i] == NOTHING || (inner == 1 && length == RUN)) continue;
+            for (int64_t k = 0; k < RUN; k++) copies[i][k] = k < length ? lines[i][k * inner] : 0;
+            lines[i] = copies[i];
+        }
+        vf most[LANES] = {}, total[LANES] = {};
+        for (int i = 0; i < LANES; i++)
+            for (int64_t k = 0; k < RUN; k += LANES) {
+                vf size = magnitude(load(lines[i] + k));
+                most[i] = larger(most[i], size);
+                total[i] += size;
+            }
+        transpose(most);
+        transpose(total);
+        for (int i = 1; i < LANES; i++) most[0] = larger(most[0], most[i]), total[0] += total[i];
+        vf scale = scale_of<LEFT>(most[0], total[0]), factor = 1 / scale;
+        store_first(scales + first, scale, std::min<int64_t>(LANES, SIZE - first));
+        for (int64_t k = 0; k < length; k += 2 * LANES) {
+            vf words[LANES];
+            for (int i = 0; i < LANES; i++)
+                words[i] = bits<vf>(to_words(load(lines[i] + k) * factor[i], load(lines[i] + k + LANES) * factor[i]));
+            transpose(words);
+            int64_t rows = std::min<int64_t>(LANES, (length - k + 1) / 2);
+            for (int64_t i = 0; i < rows; i++) store(to + (k / 2 + i) * SIZE + first, bits<vi>(words[i]));
+        }
+    }
+}
+
+// The same for lines that lie across panels, up to STRIP of them, whose elements are contiguous. Panels are
+// `panel` words and `panel_scales` scales apart.
+constexpr int64_t STRIP = 96;
+
+template <bool LEFT, int SIZE>
+static void fix_across(int32_t *to, int64_t panel, float *scales, int64_t panel_scales, const float *from,
+                       int64_t inner, int64_t count, int64_t length) {
+    constexpr int AT_ONCE = 4;  // vectors
+    float copy[RUN + 1][STRIP];  // lines far apart would push each other out of the cache
+    float found[STRIP + TILE_COLUMNS] = {}, factors[STRIP];
+    for (int64_t i = 0; i < count; i += AT_ONCE * LANES) {
+        vf most[AT_ONCE] = {}, total[AT_ONCE] = {};
+        auto add = [&](int64_t k, const auto &at) __attribute__((always_inline)) {
+            for (int v = 0; v < AT_ONCE; v++) {
+                vf x = at(from + k * inner + i + v * LANES, count - i - v * LANES);
+                most[v] = larger(most[v], magnitude(x));
+                total[v] += magnitude(x);
+                store(copy[k] + i + v * LANES, x);
+            }
+        };
+        auto all = [](const float *at, int64_t) __attribute__((always_inline)) { return load(at); };
+        auto some = [](const float *at, int64_t rest) {
+            return load_first(at, std::clamp<int64_t>(rest, 0, LANES));
+        };
+        if (i + AT_ONCE * LANES <= count)
+            for (int64_t k = 0; k < length; k++) add(k, all);
+        else
+            for (int64_t k = 0; k < length; k++) add(k, some);
+        for (int v = 0; v < AT_ONCE; v++) {
+            vf scale = scale_of<LEFT>(most[v], total[v]);
+            store(found + i + v * LANES, scale);
+            store(factors + i + v * LANES, 1 / scale);
+        }
+    }
+    if (length % 2) std::fill(copy[length], copy[length] + STRIP, 0.0f);
+    for (int64_t i = 0; i < count; i += SIZE) std::memcpy(scales + i / SIZE * panel_scales, found + i, SIZE * sizeof(float));
+    int32_t words[STRIP + TILE_COLUMNS] = {};
+    for (int64_t k = 0; k < length; k += 2, to += SIZE) {
+        for (int64_t i = 0; i < count; i += LANES) {
+            vi even = round_to_whole(load(copy[k] + i) * load(factors + i));
+            vi odd = round_to_whole(load(copy[k + 1] + i) * load(factors + i));
+            store(words + i, (even & 0xFFFF) | odd << 16);
+        }
+        for (int64_t i = 0; i < count; i += SIZE) std::memcpy(to + i / SIZE * panel, words + i, SIZE * sizeof(int32_t));
+    }
+}
+
+// A block of both operands in fixed point, two numbers in a word.
+struct FixedPanels {
+    static constexpr int64_t STEP = RUN, MOST = 2 * DEPTH, MOST_RUNS = MOST / RUN;
+    int32_t *a = aligned<int32_t>(DEPTH * TALL + 16), *b = aligned<int32_t>(DEPTH * WIDE);
+    float *a_scales = aligned<float>(MOST_RUNS * TALL), *b_scales = aligned<float>(MOST_RUNS * WIDE);
+    int64_t depth;
+
+    ~FixedPanels() { std::free(a), std::free(b), std::free(a_scales), std::free(b_scales); }
+
+    int64_t words() const { return (depth + 1) / 2; }
+    int64_t runs() const { return (depth + RUN - 1) / RUN; }
+
+    template <bool LEFT, int SIZE>
+    void pack(int32_t *to, float *scales, const float *from, int64_t outer, int64_t inner, int64_t count) {
+        int64_t strip = outer == 1 ? STRIP : SIZE;
+        for (int64_t i = 0; i < count; i += strip)
+            for (int64_t run = 0; run < runs(); run++) {
+                int64_t length = std::min(RUN, depth - run * RUN), lines = std::min(strip, count - i);
+                int32_t *at = to + i * words() + run * (RUN / 2) * SIZE;
+                float *scale = scales + i * runs() + run * SIZE;
+                const float *first = from + i * outer + run * RUN * inner;
+                if (outer == 1)
+                    fix_across<LEFT, SIZE>(at, words() * SIZE, scale, runs() * SIZE, first, inner, lines, length);
+                else
+                    fix_along<LEFT, SIZE>(at, scale, first, outer, inner, lines, length);
+            }
+    }
+
+    void pack_left(Strided from, int64_t rows) {
+        pack<true, TILE_ROWS>(a, a_scales, from.at, from.row, from.column, rows);
+    }
+    void pack_right(Strided from, int64_t columns) {
+        pack<false, TILE_COLUMNS>(b, b_scales, from.at, from.column, from.row, columns);
+    }
+
+    MEMBER void multiply(int64_t i, int64_t j, Addend more, float *c, int64_t c_row) const {
+        const int32_t *left = a + i * words(), *right = b + j * words(), *end = left + words() * TILE_ROWS;
+        const float *left_scales = a_scales + i * runs(), *right_scales = b_scales + j * runs();
+        vf totals[TILE_ROWS][2] = {};
+        for (int r = 0; r < TILE_ROWS; r++) __builtin_prefetch(c + r * c_row, 1);
+        for (; left < end; left_scales += TILE_ROWS, right_scales += TILE_COLUMNS) {
+            vi sums[TILE_ROWS][2] = {};
+            const int32_t *until = std::min(end, left + RUN / 2 * TILE_ROWS);
+#pragma GCC unroll 4
+            for (; left < until; left += TILE_ROWS, right += TILE_COLUMNS) {
+                vi first = load(right), second = load(right + LANES);
+#pragma GCC unroll 6
+                for (int r = 0; r < TILE_ROWS; r++) {
+                    vi factor = vi{} + left[r];
+                    sums[r][0] = add_pair_products(factor, first, sums[r][0]);
+                    sums[r][1] = add_pair_products(factor, second, sums[r][1]);
+                }
+            }
+            for (int v = 0; v < 2; v++) {
+                vf scale = load(right_scales + v * LANES);
+                for (int r = 0; r < TILE_ROWS; r++)
+                    totals[r][v] = fma(__builtin_convertvector(sums[r][v], vf), scale * left_scales[r], totals[r][v]);
+            }
+        }
+        store_tile(totals, more, c, c_row);
+    }
+};
