@@ -4,6 +4,7 @@
 
 Every contender is a process of its own on one thread with the same allocator settings, and takes its steps in
 turn with the others; figures are tokens of processor time, the best of the rounds, and peak resident memory.
+Who needs longer than ten seconds for a step takes one, which is its figure.
 Peers run in the interpreter that `--peers` names (one with transformers, peft, bitsandbytes and
 riftco-transformer beside torch), by default this one.
 """
@@ -43,6 +44,7 @@ TARGETS = {  # by peer and method: at 256x6x256, at the other sizes
     ("original", "full"): (150.0, None),
 }
 METHODS = ("full", "lora", "qlora")
+SLOW = 10.0  # seconds
 
 
 class Contender:
@@ -61,7 +63,8 @@ class Contender:
             text=True,
         )
         self.seconds, self.wall, self.peak = float("inf"), float("inf"), 0.0
-        self.reason: str | None = self._read().get("reason")
+        self.reason: str | None = None
+        self._note(1)
 
     def _read(self) -> dict[str, Any]:
         assert self.process.stdout is not None
@@ -75,6 +78,9 @@ class Contender:
         """Take steps and remember the best mean."""
         assert self.process.stdin is not None
         print(steps, file=self.process.stdin, flush=True)
+        self._note(steps)
+
+    def _note(self, steps: int) -> None:
         found = self._read()
         if "reason" in found:
             self.reason = found["reason"]
@@ -91,12 +97,11 @@ def rows(size: Size, method: str, rounds: int, peers: str) -> Iterator[Row]:
     field = [Contender(sys.executable, "ours", size, method, variant) for variant in OURS]
     field += [Contender(peers, m, size, method, variant) for m in PEERS for variant in PEERS[m]]
     try:
-        running = [c for c in field if c.reason is None]
-        steps = max(1, 1000 // size.tokens)
         for turn in range(rounds):
-            for contender in running:
-                if contender.module != "original" or turn == 0:  # minutes a step
-                    contender.take(steps)
+            for contender in field:
+                compiled_before = turn == 0 and "compiled" in contender.variant
+                if contender.reason is None and (contender.seconds < SLOW or compiled_before):
+                    contender.take(max(1, 1000 // size.tokens))
     finally:
         for contender in field:
             contender.close()

@@ -1,7 +1,7 @@
 """One contender in a process of its own: `worker.py MODULE SIZE METHOD VARIANT`.
 
-It says by a line of JSON that it is ready, or why it is not. Then it reads numbers, takes that many steps and
-answers with the processor and wall seconds, and the peak of its resident memory in MiB.
+It says by a line of JSON what its first step took, or why it cannot take one. Then it reads numbers, takes
+that many steps and answers with the processor and wall seconds, and the peak of its resident memory in MiB.
 """
 
 import importlib
@@ -9,6 +9,7 @@ import json
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +27,19 @@ def main() -> None:
     torch.set_num_threads(1)
     try:
         take = importlib.import_module(f"benchmarks.peers.{module}").step(SIZES[size], method, variant)
-        take()
+        _say(**_measured(take, 1))
     except Exception as error:  # whatever it is, it is the reason why this peer has no figure
         _say(reason=f"{type(error).__name__}: {str(error).splitlines()[0][:200]}")
         return
-    _say(ready=True)
     for line in sys.stdin:
-        cpu, wall = time.process_time(), time.perf_counter()
-        for _ in range(int(line)):
-            take()
-        _say(cpu=time.process_time() - cpu, wall=time.perf_counter() - wall, peak=_peak())
+        _say(**_measured(take, int(line)))
+
+
+def _measured(take: Callable[[], None], steps: int) -> dict[str, float]:
+    cpu, wall = time.process_time(), time.perf_counter()
+    for _ in range(steps):
+        take()
+    return {"cpu": time.process_time() - cpu, "wall": time.perf_counter() - wall, "peak": _peak()}
 
 
 def _say(**values: Any) -> None:

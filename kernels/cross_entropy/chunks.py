@@ -35,10 +35,10 @@ class RowPass(Protocol):
 
 
 class Products(Protocol):
-    """The three products of a chunk, into memory that is there."""
+    """The three products of a chunk, into memory that is there. Gradients without elements are not needed."""
 
     def logits(self, chunk: Tensor, matrix: Tensor, bias: Tensor | None, out: Tensor, /) -> None: ...
-    def add_to_weight(self, gradient: Tensor, chunk: Tensor, dweight: Tensor, /) -> None: ...
+    def add_to_layer(self, gradient: Tensor, chunk: Tensor, dweight: Tensor, dbias: Tensor, /) -> None: ...
     def of_rows(self, gradient: Tensor, matrix: Tensor, out: Tensor, /) -> None: ...
 
 
@@ -51,11 +51,13 @@ class TorchProducts:
         else:
             torch.addmm(bias, chunk, matrix.t(), out=out)
 
-    def add_to_weight(self, gradient: Tensor, chunk: Tensor, dweight: Tensor, /) -> None:
-        if dweight.dtype == chunk.dtype:
+    def add_to_layer(self, gradient: Tensor, chunk: Tensor, dweight: Tensor, dbias: Tensor, /) -> None:
+        if dweight.numel() and dweight.dtype == chunk.dtype:
             dweight.addmm_(gradient.t(), chunk)
-        else:
+        elif dweight.numel():
             dweight += gradient.t() @ chunk
+        if dbias.numel():
+            dbias += gradient.sum(0, dtype=dbias.dtype)
 
     def of_rows(self, gradient: Tensor, matrix: Tensor, out: Tensor, /) -> None:
         out.copy_(gradient @ matrix)
@@ -100,10 +102,8 @@ class Chunked:
             losses.append(self.rows(logits, targets[part], counts, 1 / over, needed))
             if need_x:
                 self.products.of_rows(logits, matrix, dx[part])
-            if need_weight:
-                self.products.add_to_weight(logits, chunk, dweight)
-            if need_bias:
-                dbias += logits.sum(0, dtype=wide)
+            if need_weight or need_bias:
+                self.products.add_to_layer(logits, chunk, dweight, dbias)
         total = torch.cat(losses).sum() if losses else x.new_zeros((), dtype=wide)
         loss = (total / over).to(statistics_dtype(x))
         return loss, dx, dweight.to(weight.dtype), dbias if bias is None else dbias.to(bias.dtype)

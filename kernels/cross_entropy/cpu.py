@@ -92,11 +92,14 @@ class _NativeProducts(TorchProducts):
         else:
             super().logits(chunk, matrix, bias, out)
 
-    def add_to_weight(self, gradient: Tensor, chunk: Tensor, dweight: Tensor, /) -> None:
-        if covers(gradient, chunk, dweight):
-            product(gradient.t(), chunk, start=dweight, out=dweight, fixed=self.fixed)
-        else:
-            super().add_to_weight(gradient, chunk, dweight)
+    def add_to_layer(self, gradient: Tensor, chunk: Tensor, dweight: Tensor, dbias: Tensor, /) -> None:
+        if not covers(gradient, chunk, dweight):
+            super().add_to_layer(gradient, chunk, dweight, dbias)
+            return
+        sums = torch.empty_like(dbias) if dbias.numel() else None
+        product(gradient.t(), chunk, start=dweight, out=dweight, sums=sums, fixed=self.fixed)
+        if sums is not None:
+            dbias += sums
 
     def of_rows(self, gradient: Tensor, matrix: Tensor, out: Tensor, /) -> None:
         if covers(gradient, matrix, out):
