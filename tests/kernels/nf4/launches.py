@@ -23,13 +23,13 @@ def packed(rows: int, columns: int, double: bool) -> Weight:
 
 def few_rows(dtype: torch.dtype, double: bool) -> None:
     x = torch.empty(1, 512, dtype=dtype, device="meta")
-    triton_nf4.forward(x, packed(256, 512, double), None)
+    triton_nf4.forward(x, packed(256, 512, double), None, False)
 
 
 def many_rows(dtype: torch.dtype) -> None:
     w = packed(256, 512, True)
-    linear_forward(torch.empty(64, 512, dtype=dtype, device="meta"), w, None)
-    linear_backward(torch.empty(64, 256, dtype=dtype, device="meta"), w)
+    linear_forward(torch.empty(64, 512, dtype=dtype, device="meta"), w, None, False)
+    linear_backward(torch.empty(64, 256, dtype=dtype, device="meta"), w, False)
 
 
 LAUNCHES: dict[str, Callable[[], None]] = {

@@ -216,22 +216,35 @@ def test_warm_up_changes_the_run_from_its_first_update() -> None:
     assert plain[2].loss != warmed[2].loss
 
 
+LEARNING = PretrainingConfig(
+    steps=60,
+    context_size=32,
+    batch_size=9,
+    vocabulary_size=270,
+    model_width=32,
+    feed_forward_width=64,
+    learning_rate=1e-2,
+    optimizer="adamw",
+    schedule="cosine",
+    warmup_steps=5,
+    sampling_strategy="document_rows",
+)
+
+
 def test_adamw_with_document_rows_learns_the_stories() -> None:
-    config = PretrainingConfig(
-        steps=60,
-        context_size=32,
-        batch_size=9,
-        vocabulary_size=270,
-        model_width=32,
-        feed_forward_width=64,
-        learning_rate=1e-2,
-        optimizer="adamw",
-        schedule="cosine",
-        warmup_steps=5,
-        sampling_strategy="document_rows",
-    )
-    metrics = pretrain_splits(STORIES, "Di went to the sea.", config).metrics
+    metrics = pretrain_splits(STORIES, "Di went to the sea.", LEARNING).metrics
     assert metrics[-2].loss < 0.3 < 4 < metrics[1].loss
+
+
+def test_bf16_learns_what_float32_does() -> None:
+    losses = []
+    for precision in ("fp32", "bf16"):
+        config = LEARNING.model_copy(update={"precision": precision})
+        metrics = pretrain_splits(STORIES, "Di went to the sea.", config).metrics
+        losses.append(np.array([metric.loss for metric in metrics[1:-1]]))
+    away = np.abs(losses[0] - losses[1])
+    assert 0 < away[:5].max() < 0.003
+    assert away.max() < 0.03
 
 
 def test_training_does_not_load_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
