@@ -38,7 +38,7 @@ def backward(
     """
     for_x, for_weight, for_bias, for_a, for_b = needed
     gradients = []
-    through = (lora_b.T @ upstream.T).T.mul(scale).contiguous() if for_x or for_a else upstream
+    through = (lora_b.T @ upstream.T).T.contiguous().mul_(scale) if for_x or for_a else upstream
     if for_x:
         gradients.append(base(through, lora_a))
     if for_weight:
@@ -48,7 +48,7 @@ def backward(
     if for_a:
         gradients.append(through.T @ x)
     if for_b:
-        gradients.append((hidden.T @ upstream).T.mul(scale))
+        gradients.append((hidden.T @ upstream).T.contiguous().mul_(scale))
     return gradients
 
 

@@ -123,17 +123,18 @@ INLINE vf fma(vf a, vf b, vf c) {
 #endif
 }
 
-// c + the product of the lower halves + that of the upper ones, halves as signed 16-bit numbers.
+// c + the product of the lower halves + that of the upper ones, halves as signed 16-bit numbers. Wraps where it overflows.
 INLINE vi add_pair_products(vi a, vi b, vi c) {
 #if defined(__AVX512BW__) && RIFTCO_LANES == 16
-    return c + bits<vi>(_mm512_madd_epi16(bits<__m512i>(a), bits<__m512i>(b)));
+    vu products = bits<vu>(_mm512_madd_epi16(bits<__m512i>(a), bits<__m512i>(b)));
 #elif defined(__AVX2__) && RIFTCO_LANES == 8
-    return c + bits<vi>(_mm256_madd_epi16(bits<__m256i>(a), bits<__m256i>(b)));
+    vu products = bits<vu>(_mm256_madd_epi16(bits<__m256i>(a), bits<__m256i>(b)));
 #elif defined(__SSE2__) && RIFTCO_LANES == 4
-    return c + bits<vi>(_mm_madd_epi16(bits<__m128i>(a), bits<__m128i>(b)));
+    vu products = bits<vu>(_mm_madd_epi16(bits<__m128i>(a), bits<__m128i>(b)));
 #else
-    return c + (a << 16 >> 16) * (b << 16 >> 16) + (a >> 16) * (b >> 16);
+    vu products = bits<vu>((a << 16 >> 16) * (b << 16 >> 16)) + bits<vu>((a >> 16) * (b >> 16));
 #endif
+    return bits<vi>(bits<vu>(c) + products);
 }
 
 // To the nearest whole number, of two the even one, for magnitudes below 2^22.

@@ -233,7 +233,13 @@ def test_the_operators_keep_torchs_rules(base: str) -> None:
     flat = weight.fields() if isinstance(weight, PackedNf4) else (weight,)
     rest = (arguments["bias"], arguments["lora_a"], arguments["lora_b"], SCALE, False)
     name = "lora_linear_nf4" if base == "packed" else "lora_linear"
-    torch.library.opcheck(getattr(torch.ops.riftco, name).default, (arguments["x"], *flat, *rest))
+    operators, x = torch.ops.riftco, arguments["x"]
+    torch.library.opcheck(getattr(operators, name).default, (x, *flat, *rest))
+    saved = [t.detach() for t in (arguments["lora_a"], arguments["lora_b"])]
+    upstream, hidden = torch.randn(17, 5).T, torch.randn(5, 3)
+    needed = [True, base == "dense", True, True, True]
+    given = (upstream, x.detach(), hidden, *(t.detach() if base == "dense" else t for t in flat), *saved)
+    torch.library.opcheck(getattr(operators, f"{name}_backward").default, (*given, SCALE, needed, False))
 
 
 @pytest.mark.parametrize("base", BASES)
