@@ -8,6 +8,7 @@
 constexpr int64_t DEPTH = 256;  // words of the summed index: a panel of B and one of A are 3/4 of a 32 KiB inner cache
 constexpr int64_t TALL = 192;   // rows of A packed at once: 192 KiB of the next cache
 constexpr int64_t WIDE = 2048;  // columns of B packed at once: 2 MiB of the last one
+constexpr int64_t LINE = 16;    // numbers in a line of the cache
 
 #if RIFTCO_LANES == 8
 // Transposes eight vectors of eight: out[k][i] = in[i][k].
@@ -163,7 +164,6 @@ struct FloatPanels {
     }
 };
 
-
 // A run of a panel of lines that lie along it: to[word][i], and the lines' scales. `inner` is the stride along the run,
 // `outer` that from line to line. Writes up to LANES words more, which the next run or panel overwrites.
 template <bool LEFT, int SIZE>
@@ -182,6 +182,7 @@ static void fix_along(int32_t *to, float *scales, const float *from, int64_t out
         vf most[LANES] = {}, total[LANES] = {};
         for (int i = 0; i < LANES; i++)
             for (int64_t k = 0; k < RUN; k += LANES) {
+                if (k % LINE == 0) __builtin_prefetch(from + (SIZE + first + i) * outer + k, 0, 2);  // the next panel
                 vf size = magnitude(load(lines[i] + k));
                 most[i] = larger(most[i], size);
                 total[i] += size;
@@ -197,7 +198,11 @@ static void fix_along(int32_t *to, float *scales, const float *from, int64_t out
                 words[i] = bits<vf>(to_words(load(lines[i] + k) * factor[i], load(lines[i] + k + LANES) * factor[i]));
             transpose(words);
             int64_t rows = std::min<int64_t>(LANES, (length - k + 1) / 2);
-            for (int64_t i = 0; i < rows; i++) store(to + (k / 2 + i) * SIZE + first, bits<vi>(words[i]));
+            for (int64_t i = 0; i < rows; i++) {
+                int32_t *at = to + (k / 2 + i) * SIZE + first;
+                if (SIZE < LANES || first + LANES <= SIZE) store(at, bits<vi>(words[i]));
+                else std::memcpy(at, &words[i], SIZE % LANES * sizeof(int32_t));
+            }
         }
     }
 }
@@ -209,12 +214,14 @@ constexpr int64_t STRIP = 96;
 template <bool LEFT, int SIZE>
 static void fix_across(int32_t *to, int64_t panel, float *scales, int64_t panel_scales, const float *from,
                        int64_t inner, int64_t count, int64_t length) {
-    constexpr int AT_ONCE = 4;  // vectors
+    constexpr int AT_ONCE = 32 / LANES;  // vectors
+    static_assert(STRIP % (AT_ONCE * LANES) == 0);
     float copy[RUN + 1][STRIP];  // lines far apart would push each other out of the cache
     float found[STRIP + TILE_COLUMNS] = {}, factors[STRIP];
     for (int64_t i = 0; i < count; i += AT_ONCE * LANES) {
         vf most[AT_ONCE] = {}, total[AT_ONCE] = {};
         auto add = [&](int64_t k, const auto &at) __attribute__((always_inline)) {
+            for (int64_t j = 0; i == 0 && j < STRIP; j += LINE) __builtin_prefetch(from + (k + 12) * inner + j);
             for (int v = 0; v < AT_ONCE; v++) {
                 vf x = at(from + k * inner + i + v * LANES, count - i - v * LANES);
                 most[v] = larger(most[v], magnitude(x));
