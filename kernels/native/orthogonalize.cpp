@@ -32,7 +32,7 @@ struct Scratch {  // of one thread, kept between calls
     float *reserve(int64_t count) {
         if (count > size) {
             std::free(at);
-            at = static_cast<float *>(std::aligned_alloc(64, count * sizeof(float)));
+            at = aligned<float>(count);
             std::fill(at, at + count, 0.0f);  // padding: no slow numbers to compute with
             size = count;
         }
@@ -75,10 +75,10 @@ INLINE void store_block(Panels to, int64_t i, int64_t j, const vf block[BLOCK]) 
     for (int r = 0; r < BLOCK; r++) store(to(i, j) + r * PANEL, block[r]);
 }
 
-INLINE void store_transposed(Panels to, int64_t i, int64_t j, const vf block[BLOCK]) {
-    vf turned[BLOCK];
-    transpose8(block, turned);
-    store_block(to, j, i, turned);
+// Turns the block itself.
+INLINE void store_transposed(Panels to, int64_t i, int64_t j, vf block[BLOCK]) {
+    transpose(block);
+    store_block(to, j, i, block);
 }
 
 static void transpose(int64_t rows, int64_t columns, Panels from, Panels to) {

@@ -1,7 +1,6 @@
 // Blocks of the operands of `product.h` in panels, as floats or in fixed point, and the tile that two panels make.
 
 #pragma once
-#include <cstdlib>
 #include "fixed.h"
 #include "tile.h"
 
@@ -11,27 +10,6 @@ constexpr int64_t WIDE = 2048;  // columns of B packed at once: 2 MiB of the las
 constexpr int64_t LINE = 16;    // numbers in a line of the cache
 
 #if RIFTCO_LANES == 8
-// Transposes eight vectors of eight: out[k][i] = in[i][k].
-INLINE void transpose8(const vf in[8], vf out[8]) {
-    vf pairs[8], fours[8];
-    const vi low = {0, 8, 1, 9, 4, 12, 5, 13}, high = {2, 10, 3, 11, 6, 14, 7, 15};
-    for (int i = 0; i < 8; i += 2) {
-        pairs[i] = __builtin_shuffle(in[i], in[i + 1], low);
-        pairs[i + 1] = __builtin_shuffle(in[i], in[i + 1], high);
-    }
-    const vi first = {0, 1, 8, 9, 4, 5, 12, 13}, second = {2, 3, 10, 11, 6, 7, 14, 15};
-    for (int i = 0; i < 8; i += 4)
-        for (int j = 0; j < 2; j++) {
-            fours[i + 2 * j] = __builtin_shuffle(pairs[i + j], pairs[i + j + 2], first);
-            fours[i + 2 * j + 1] = __builtin_shuffle(pairs[i + j], pairs[i + j + 2], second);
-        }
-    const vi left = {0, 1, 2, 3, 8, 9, 10, 11}, right = {4, 5, 6, 7, 12, 13, 14, 15};
-    for (int i = 0; i < 4; i++) {
-        out[i] = __builtin_shuffle(fours[i], fours[i + 4], left);
-        out[i + 4] = __builtin_shuffle(fours[i], fours[i + 4], right);
-    }
-}
-
 // The first `depth` / 8 * 8 of rows that are contiguous, eight at a time; what that is. Writes up to two numbers
 // more, which the next panel overwrites.
 template <int SIZE>
@@ -39,11 +17,11 @@ static int64_t pack_rows_by_eight(float *to, const float *from, int64_t outer, i
     int64_t k = 0;
     for (; k + 8 <= depth; k += 8)
         for (int first = 0; first < SIZE; first += 8) {
-            vf in[8] = {}, out[8];
+            vf square[8] = {};
             for (int i = 0; i < 8; i++)
-                if (first + i < SIZE) in[i] = load(from + (first + i) * outer + k);
-            transpose8(in, out);
-            for (int i = 0; i < 8; i++) store(to + (k + i) * SIZE + first, out[i]);
+                if (first + i < SIZE) square[i] = load(from + (first + i) * outer + k);
+            transpose(square);
+            for (int i = 0; i < 8; i++) store(to + (k + i) * SIZE + first, square[i]);
         }
     return k;
 }
@@ -124,11 +102,6 @@ INLINE void store_tile(vf (&sums)[TILE_ROWS][2], Addend more, float *c, int64_t 
             if (more.rows) sums[i][j] += load(more.rows + i * more.row + j * LANES);
             store(c + i * c_row + j * LANES, sums[i][j]);
         }
-}
-
-template <class T>
-static T *aligned(int64_t count) {
-    return static_cast<T *>(std::aligned_alloc(64, round_up(count * sizeof(T), 64)));
 }
 
 // A block of both operands in panels, as floats. Those of one thread are kept between calls.

@@ -5,6 +5,8 @@
 // lies in its tile.
 
 #pragma once
+#include <cstdlib>
+#include <new>
 #include <utility>
 
 #include "simd.h"
@@ -49,6 +51,14 @@ INLINE void multiply(int64_t count, Strided a, const float *b, int64_t b_row, in
 }
 
 INLINE int64_t round_up(int64_t count, int64_t unit) { return (count + unit - 1) / unit * unit; }
+
+// Memory for numbers, from the beginning of a line of the cache on.
+template <class T>
+static inline T *aligned(int64_t count) {
+    void *at = std::aligned_alloc(64, round_up(count * sizeof(T), 64));
+    if (!at) throw std::bad_alloc();
+    return static_cast<T *>(at);
+}
 
 // Rows [count, width] as float32, scaled, with zeros up to [padded_count, padded_width].
 template <class T>
