@@ -2,8 +2,8 @@
 // into panels that fit the caches, and a tile of the result stays in registers while the summed index runs.
 //
 // Per tile and summed index: 2 vectors of B, 6 numbers of A, 12 multiply-adds. Every element of a product is a sum of
-// chains of at most DEPTH multiply-adds in the order of the summed index; neither the number of threads nor its place
-// in the result shows.
+// chains of at most DEPTH multiply-adds in the order of the summed index, or of runs in fixed point; neither the number
+// of threads nor its place in the result shows.
 
 #pragma once
 #include "product_panels.h"
@@ -19,9 +19,9 @@ enum class Finish {
 
 struct Product {
     int64_t rows, columns, depth;
-    Strided a, b;        // [rows, depth] and [depth, columns]
-    Addend more;         // its rows may be c
-    float *c;            // [rows, columns], rows `c_row` apart
+    Strided a, b;  // [rows, depth] and [depth, columns]
+    Addend more;   // its rows may be c
+    float *c;      // [rows, columns], rows `c_row` apart
     int64_t c_row;
     float *sums;  // [rows]: receives the sums of the rows of a; or null
     Finish finish;

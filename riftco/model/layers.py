@@ -89,12 +89,8 @@ class Linear(nn.Module):
         return self.weight is not None and self.lora_a is None
 
     def _adapted(self, x: Tensor) -> Tensor:
-        weight, lora_a, lora_b, half = (
-            self.packed or self.weight,
-            self.lora_a,
-            self.lora_b,
-            self.half_products,
-        )
+        weight, lora_a, lora_b = self.packed or self.weight, self.lora_a, self.lora_b
+        half = self.half_products
         assert weight is not None
         operand = half_operand if half else lambda given: given
         given = operand(x)
