@@ -9,7 +9,7 @@ from glob import glob
 
 FLAGS = ["-O3", "-std=c++20", "-pthread", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
 FLAGS += ["-fvisibility=hidden", "-Wno-psabi"]
-LEVELS = {"baseline": [], "v3": ["-march=x86-64-v3"], "v4": ["-march=x86-64-v4"]}
+LEVELS = {"baseline": [], "v3": ["-march=x86-64-v3"], "v4": ["-march=x86-64-v4", "-mavx512vnni"]}
 
 if __name__ == "__main__":
     from setuptools import Extension, setup

@@ -81,7 +81,7 @@ class OptimizationConfig(Config):
     accumulation_steps: PositiveInt = 1
     """Batches whose gradients make one optimiser step; every trained token counts the same."""
     precision: Literal["fp32", "bf16"] = "fp32"
-    """`bf16`: matrix products in bfloat16, or in 16-bit fixed point on CPUs with AVX2 and no bfloat16 units;
+    """`bf16`: matrix products in bfloat16, or in 16-bit fixed point on CPUs with AVX2 and no matrix units;
     weights, optimiser state, statistics and loss stay float32."""
     compile: bool = False
     """Compile the blocks with `torch.compile`: up to a minute at the start; its gain varies by device."""

@@ -29,8 +29,8 @@ def linear(
     """residual + x W^T + bias: x `[..., in]`, weight `[out, in]`, bias `[out]`, residual `[..., out]`.
 
     One floating dtype. With `half` the operands of the products, gradients too, are rounded to bfloat16 and
-    multiplied in its units where a device has them; a CPU with AVX2 and without such units brings float32 to
-    fixed point, which loses less. Everything else stays in the dtype of x. The bits depend on the number of
+    multiplied in a device's matrix units; a CPU with AVX2 and without these brings float32 to fixed point,
+    which loses less. Everything else stays in the dtype of x. The bits depend on the number of
     rows, and on a CPU without the compiled code on the number of threads. ValueError for shapes or dtypes
     that do not fit.
     """

@@ -11,6 +11,9 @@ from kernels.gelu.reference import backward as gelu_backward
 from kernels.gelu.reference import forward as gelu_forward
 
 
+_AMX = torch.cpu._is_amx_tile_supported()
+
+
 def forward(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, half: bool) -> Tensor:
     """x W^T + bias + residual, a new contiguous tensor; x `[n, in]`."""
     if not half:
@@ -77,5 +80,5 @@ def rounded(x: Tensor) -> Tensor:
 
 
 def has_half_units(device: torch.device) -> bool:
-    """Whether bfloat16 products are faster there than float32 ones."""
-    return device.type != "cpu" or torch.cpu._is_avx512_bf16_supported()
+    """Whether bfloat16 products in its matrix units are the fastest there are."""
+    return device.type != "cpu" or _AMX

@@ -22,6 +22,7 @@ namespace {
 constexpr int VECTORS = PANEL / LANES;
 constexpr int TILE_ROWS = LANES == 4 ? 3 : 6;
 constexpr int MOST_SUMS = LANES == 16 ? 24 : 12;  // vectors of sums that leave registers for the operands
+constexpr int SIDE_BY_SIDE = VECTORS == 1 ? 2 : 1;  // panels of a tile of many rows: two vectors at least
 constexpr int64_t MOST_ROWS = 96;                 // of which a stretch fills a quarter of the second cache
 constexpr int64_t DEPTH = 256;                    // inputs whose weights of a panel fill half the nearest cache
 
@@ -58,15 +59,20 @@ INLINE void finish(const Target &to, int64_t row, int64_t column, vf value) {
     else store_first(out, value, to.columns - column);
 }
 
-// What is read next, on its way to the cache: `pace` bytes for every two inputs of a tile.
+// What is read next, on its way to the cache: `pace` bytes of each panel for every two inputs of a tile.
 struct Prefetch {
     const char *next;
-    int64_t pace;
+    int64_t pace, panel_size;
 
+    template <int COUNT>
     MEMBER void fetch() {
-        __builtin_prefetch(next);
+        for (int i = 0; i < COUNT; i++) __builtin_prefetch(next + i * panel_size);
         next += pace;
     }
+};
+struct NoPrefetch {
+    template <int COUNT>
+    MEMBER void fetch() {}
 };
 
 // Rows of floats times panels of floats.
@@ -78,9 +84,9 @@ struct Floats {
 
     // sums += inputs [begin, begin + count) of ROWS rows from `first` on times COUNT panels. Sums, weights and one
     // factor fit 16 registers; the factors of all rows besides would not.
-    template <int ROWS, int COUNT>
+    template <int ROWS, int COUNT, class Ahead>
     MEMBER void add(int64_t panel, int64_t begin, int64_t count, int64_t first, vf (&sums)[ROWS][COUNT * VECTORS],
-                    Prefetch ahead) const {
+                    Ahead ahead) const {
         const float *from = x + first * row + begin, *weights = panels + panel * panel_size + begin * PANEL;
         auto one = [&](int64_t k) __attribute__((always_inline)) {
             vf w[COUNT * VECTORS];
@@ -93,7 +99,7 @@ struct Floats {
         };
         int64_t k = 0;
         for (; k + 2 <= count; k += 2) {
-            ahead.fetch();
+            ahead.template fetch<COUNT>();
             one(k);
             one(k + 1);
         }
@@ -109,14 +115,15 @@ struct Fixed {
     int64_t runs;
 };
 
-// 16-bit weights: word i of an output holds those of its inputs 2 i and 2 i + 1. `begin`: the first word that is there.
+// 16-bit weights: word i of an output holds those of its inputs 2 i and 2 i + 1. `first` and `begin`: the first panel and
+// word that are there.
 struct Words {
     static constexpr int AT_ONCE = 1, SUMS = MOST_SUMS;
     const int32_t *panels;
-    int64_t panel_size, begin;
+    int64_t panel_size, first, begin;
 
     const int32_t *at(int64_t panel, int64_t word) const {
-        return panels + panel * panel_size + (word - begin) * PANEL;
+        return panels + (panel - first) * panel_size + (word - begin) * PANEL;
     }
 
     template <int ROWS, int COUNT>
@@ -193,9 +200,9 @@ struct FixedProduct {
     const Weights weights;
 
     // As `Floats::add`, of whole runs.
-    template <int ROWS, int COUNT>
+    template <int ROWS, int COUNT, class Ahead>
     MEMBER void add(int64_t panel, int64_t begin, int64_t count, int64_t first, vf (&totals)[ROWS][COUNT * VECTORS],
-                    Prefetch ahead) const {
+                    Ahead ahead) const {
         const float *scales = m.scales + (panel * x.runs + begin / m.run) * PANEL;
         const float *x_scales = x.scales + first * x.runs + begin / m.run;
         for (int64_t k = begin; k < begin + count; k += m.run, scales += PANEL, x_scales++) {
@@ -203,7 +210,7 @@ struct FixedProduct {
             const auto *from = weights.at(panel, k / 2);
             const int32_t *factors = x.words + first * x.row + k / 2, *end = factors + m.run / 2;
             for (; factors < end; factors += Weights::AT_ONCE, from += Weights::AT_ONCE * PANEL) {
-                ahead.fetch();
+                ahead.template fetch<COUNT>();
                 weights.template add<ROWS, COUNT>(from, factors, x.row, sums);
             }
             for (int j = 0; j < COUNT * VECTORS; j++) {
@@ -233,21 +240,21 @@ Fixed fixed_rows(const Matrix &m, int64_t rows, float *scratch) {
 int64_t fixed_size(int64_t rows, int64_t most_inputs) { return rows * (most_inputs + RUN + PANEL); }
 
 // Inputs [begin, begin + count) of ROWS rows from `first` on times COUNT panels. Where these are not all inputs, the
-// sums so far lie in `partial` [rows, PANEL] in between.
-template <int ROWS, int COUNT, class Product>
+// sums so far lie in `partial` [rows, COUNT * PANEL] in between.
+template <int ROWS, int COUNT, class Product, class Ahead>
 void multiply_tile(const Product &product, const Matrix &m, int64_t panel, int64_t begin, int64_t count, int64_t first,
-                   float *partial, const Target &to, Prefetch ahead) {
+                   float *partial, const Target &to, Ahead ahead) {
     vf sums[ROWS][COUNT * VECTORS];
+    auto place = [&](int r, int j) { return partial + (first + r) * COUNT * PANEL + j * LANES; };
     for (int r = 0; r < ROWS; r++)
-        for (int j = 0; j < COUNT * VECTORS; j++)
-            sums[r][j] = begin ? load(partial + (first + r) * PANEL + j * LANES) : vf{};
+        for (int j = 0; j < COUNT * VECTORS; j++) sums[r][j] = begin ? load(place(r, j)) : vf{};
     product.template add<ROWS, COUNT>(panel, begin, count, first, sums, ahead);
     bool last = begin + count >= m.inputs;
     for (int j = 0; j < COUNT * VECTORS; j++) {
         int64_t column = panel * PANEL + j * LANES;
         for (int r = 0; r < ROWS; r++)
             if (last) finish(to, first + r, column, sums[r][j] + load(m.bias + column));
-            else store(partial + (first + r) * PANEL + j * LANES, sums[r][j]);
+            else store(place(r, j), sums[r][j]);
     }
 }
 
@@ -269,7 +276,7 @@ template <int SUMS, class Product>
 void multiply_few(const Product &product, const Matrix &m, int64_t begin, int64_t end, int64_t rows, const Target &to) {
     with_rows(rows, [&]<int ROWS>() {
         constexpr int COUNT = panels_at_once(ROWS, SUMS);
-        Prefetch nothing{static_cast<const char *>(m.panels), 0};
+        NoPrefetch nothing;
         int64_t panel = begin;
         for (; panel + COUNT <= end; panel += COUNT)
             multiply_tile<ROWS, COUNT>(product, m, panel, 0, m.inputs, 0, nullptr, to, nothing);
@@ -277,26 +284,26 @@ void multiply_few(const Product &product, const Matrix &m, int64_t begin, int64_
     });
 }
 
-// Rows [top, bottom), which take turns at a stretch of a panel. `bytes` of weights belong to two inputs, and
-// `open(panel, k, count, f)` calls f with the product of a stretch and where the next one lies.
-template <class Open>
-void multiply_block(const Matrix &m, int64_t begin, int64_t end, int64_t top, int64_t bottom, float *partial,
-                    const Target &to, int64_t bytes, const Open &open) {
+// Rows [top, bottom), which take turns at a stretch of COUNT panels. `bytes` of weights belong to two inputs, and
+// `open(panel, panels, k, count, f)` calls f with the product of a stretch, where the next one lies and how far apart
+// panels are.
+template <int COUNT, class Open>
+void multiply_block(const Matrix &m, int64_t panel, int64_t top, int64_t bottom, float *partial, const Target &to,
+                    int64_t bytes, const Open &open) {
     int64_t rows = bottom - top, tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
     int64_t depth = m.kind == FLOAT32 ? DEPTH : DEPTH / m.run * m.run;
-    for (int64_t panel = begin; panel < end; panel++)
-        for (int64_t k = 0; k < m.inputs; k += depth) {
-            int64_t count = std::min(depth, m.inputs - k);
-            open(panel, k, count, [&](const auto &product, const void *next) __attribute__((always_inline)) {
-                Prefetch ahead{static_cast<const char *>(next), bytes / tiles};
-                for (int64_t tile = 0; tile < tiles; tile++, ahead.next += count / 2 * ahead.pace) {
-                    int64_t first = top + rows * tile / tiles;
-                    with_rows(top + rows * (tile + 1) / tiles - first, [&]<int ROWS>() {
-                        multiply_tile<ROWS, 1>(product, m, panel, k, count, first, partial, to, ahead);
-                    });
-                }
-            });
-        }
+    for (int64_t k = 0; k < m.inputs; k += depth) {
+        int64_t count = std::min(depth, m.inputs - k);
+        open(panel, COUNT, k, count, [&](const auto &product, const void *next, int64_t size) __attribute__((always_inline)) {
+            Prefetch ahead{static_cast<const char *>(next), bytes / tiles, size};
+            for (int64_t tile = 0; tile < tiles; tile++, ahead.next += count / 2 * ahead.pace) {
+                int64_t first = top + rows * tile / tiles;
+                with_rows(top + rows * (tile + 1) / tiles - first, [&]<int ROWS>() {
+                    multiply_tile<ROWS, COUNT>(product, m, panel, k, count, first, partial, to, ahead);
+                });
+            }
+        });
+    }
 }
 
 // Any number of rows, in blocks that stay in the second cache.
@@ -304,47 +311,60 @@ template <class Open>
 void multiply_many(const Matrix &m, int64_t begin, int64_t end, int64_t rows, float *partial, const Target &to,
                    int64_t bytes, const Open &open) {
     int64_t blocks = (rows + MOST_ROWS - 1) / MOST_ROWS;
-    for (int64_t i = 0; i < blocks; i++)
-        multiply_block(m, begin, end, rows * i / blocks, rows * (i + 1) / blocks, partial, to, bytes, open);
+    for (int64_t i = 0; i < blocks; i++) {
+        int64_t top = rows * i / blocks, bottom = rows * (i + 1) / blocks, panel = begin;
+        for (; panel + SIDE_BY_SIDE <= end; panel += SIDE_BY_SIDE)
+            multiply_block<SIDE_BY_SIDE>(m, panel, top, bottom, partial, to, bytes, open);
+        for (; panel < end; panel++) multiply_block<1>(m, panel, top, bottom, partial, to, bytes, open);
+    }
 }
 
 // Floats that `multiply` needs.
-int64_t product_size(int64_t rows) { return rows * PANEL + DEPTH * PANEL / 2; }
+int64_t product_size(int64_t rows) { return SIDE_BY_SIDE * (rows * PANEL + DEPTH * PANEL / 2); }
+
+// The words [begin, begin + count) of a panel, from codes.
+void decode(const Codes &codes, const Words &words, int64_t panel, int64_t begin, int64_t count) {
+    auto *to = const_cast<int32_t *>(words.at(panel, begin));
+    const uint8_t *from = codes.at(panel, begin);
+    for (int64_t i = 0; i < count; i++, to += PANEL) {
+        vi w[VECTORS];
+        codes.decode(from + i / 2 * 2 * PANEL, i % 2, w);
+        for (int j = 0; j < VECTORS; j++) store(to + j * LANES, w[j]);
+    }
+}
 
 // x [rows, inputs] W^T + bias, of the panels [begin, end). `fixed`: x, unless the weights are floats.
 void multiply(const Matrix &m, int64_t begin, int64_t end, const float *x, int64_t x_row, const Fixed &fixed,
               int64_t rows, float *scratch, const Target &to) {
-    float *partial = scratch, *decoded = partial + rows * PANEL;
+    float *partial = scratch, *decoded = partial + SIDE_BY_SIDE * rows * PANEL;
     if (m.kind == FLOAT32) {
         Floats product{x, x_row, static_cast<const float *>(m.panels), m.inputs * PANEL};
         if (rows <= TILE_ROWS) return multiply_few<MOST_SUMS>(product, m, begin, end, rows, to);
         return multiply_many(m, begin, end, rows, partial, to, 2 * PANEL * sizeof(float),
-                             [&](int64_t panel, int64_t k, int64_t count, const auto &f) {
-                                 f(product, product.panels + panel * product.panel_size + (k + count) * PANEL);
+                             [&](int64_t panel, int64_t, int64_t k, int64_t count, const auto &f) {
+                                 const float *from = product.panels + panel * product.panel_size;
+                                 f(product, from + (k + count) * PANEL, product.panel_size * sizeof(float));
                              });
     }
     if (m.kind == BFLOAT16) {
-        Words words{static_cast<const int32_t *>(m.panels), m.runs() * m.run / 2 * PANEL, 0};
+        Words words{static_cast<const int32_t *>(m.panels), m.runs() * m.run / 2 * PANEL, 0, 0};
         FixedProduct<Words> product{m, fixed, words};
         if (rows <= TILE_ROWS) return multiply_few<Words::SUMS>(product, m, begin, end, rows, to);
         return multiply_many(m, begin, end, rows, partial, to, PANEL * sizeof(int32_t),
-                             [&](int64_t panel, int64_t k, int64_t count, const auto &f) {
-                                 f(product, words.panels + panel * words.panel_size + (k + count) / 2 * PANEL);
+                             [&](int64_t panel, int64_t, int64_t k, int64_t count, const auto &f) {
+                                 const int32_t *next = words.at(panel, (k + count) / 2);
+                                 f(product, next, words.panel_size * sizeof(int32_t));
                              });
     }
     Codes codes(m);
     if (rows <= TILE_ROWS)
         return multiply_few<Codes::SUMS>(FixedProduct<Codes>{m, fixed, codes}, m, begin, end, rows, to);
-    multiply_many(m, begin, end, rows, partial, to, PANEL, [&](int64_t panel, int64_t k, int64_t count, const auto &f) {
-        auto *words = reinterpret_cast<int32_t *>(decoded);
-        const uint8_t *from = codes.at(panel, k / 2);
-        for (int64_t i = 0; i < count / 2; i++) {
-            vi w[VECTORS];
-            codes.decode(from + i / 2 * 2 * PANEL, i % 2, w);
-            for (int j = 0; j < VECTORS; j++) store(words + i * PANEL + j * LANES, w[j]);
-        }
-        f(FixedProduct<Words>{m, fixed, Words{words, 0, k / 2}}, from + count * PANEL / 2);
-    });
+    multiply_many(m, begin, end, rows, partial, to, PANEL,
+                  [&](int64_t panel, int64_t panels, int64_t k, int64_t count, const auto &f) {
+                      Words words{reinterpret_cast<int32_t *>(decoded), count / 2 * PANEL, panel, k / 2};
+                      for (int64_t p = panel; p < panel + panels; p++) decode(codes, words, p, k / 2, count / 2);
+                      f(FixedProduct<Words>{m, fixed, words}, codes.at(panel, (k + count) / 2), codes.panel_size);
+                  });
 }
 
 }  // namespace

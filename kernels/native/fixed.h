@@ -25,6 +25,9 @@ INLINE vf scale_of(vf most, vf total) {
     return maximum(most / MOST_WHOLE, total / MOST_TOTAL);  // in this order a NaN stays
 }
 
+// The nearest whole number to x times `factor` in the lower 16 bits, for products of magnitudes below 2^15.
+INLINE vi whole_bits(vf x, vf factor) { return bits<vi>(fma(x, factor, splat(12582912.0f))); }
+
 // A run of `count` factors to `run` whole numbers, zeros beyond; returns their scale. Writes whole vectors.
 template <bool LEFT>
 INLINE float run_to_fixed(const float *x, int64_t count, int64_t run, int16_t *out) {
@@ -40,19 +43,4 @@ INLINE float run_to_fixed(const float *x, int64_t count, int64_t run, int16_t *o
     vf scale = scale_of<LEFT>(splat(largest(most)), splat(sum(total))), factor = 1 / scale;
     for (int64_t c = 0; c < run; c += LANES) store_halves(out + c, round_to_whole(at(c) * factor));
     return scale[0];
-}
-
-// Two vectors of numbers, rounded to whole ones of 16 bits, in words of two neighbours.
-INLINE vi to_words(vf a, vf b) {
-#if defined(__AVX2__) && RIFTCO_LANES == 8
-    __m256i halves = _mm256_packs_epi32(bits<__m256i>(round_to_whole(a)), bits<__m256i>(round_to_whole(b)));
-    return bits<vi>(_mm256_permute4x64_epi64(halves, 0xD8));
-#else
-    int16_t halves[2 * LANES];
-    store_halves(halves, round_to_whole(a));
-    store_halves(halves + LANES, round_to_whole(b));
-    vi words;
-    std::memcpy(&words, halves, sizeof words);
-    return words;
-#endif
 }

@@ -144,14 +144,6 @@ INLINE vf largest_lane(vf a) {
     return a;
 }
 
-// The sums over the lanes of each of LANES vectors, added by halves as `sum` does.
-INLINE vf sums_of(vf rows[LANES]) {
-    transpose(rows);
-    for (int step = LANES / 2; step > 0; step /= 2)
-        for (int i = 0; i < step; i++) rows[i] += rows[i + step];
-    return rows[0];
-}
-
 // log x to about 1 ulp for normal x > 0, -inf for 0, NaN for NaN. x = 2^n (1 + f), 0.7 <= 1 + f < 1.42; Cephes' series.
 INLINE vf logarithm(vf x) {
     vi exponent = (bits<vi>(x) - 0x3F3504F3) >> 23;

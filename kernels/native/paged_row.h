@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t BLOCK = 64;
 constexpr int64_t LINE = 64;                      // bytes that the memory brings at once
-constexpr int SLAB = 4;                           // vectors of the result in registers at a time
+constexpr int TOGETHER = 4;                       // rows whose values are added together
 
 template <class T>
 struct Block {  // where the keys and values of a block of positions lie
@@ -46,27 +46,6 @@ struct Pages {
     }
 };
 
-// The sums of the lanes of LANES vectors, each by the tree of `sum`.
-INLINE vf sums(const vf x[LANES]) {
-#if defined(__AVX2__) && RIFTCO_LANES == 8
-    __m256 halves[4], quarters[2];
-    for (int i = 0; i < 4; i++) {
-        __m256 a = bits<__m256>(x[i]), b = bits<__m256>(x[i + 4]);
-        halves[i] = _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
-    }
-    for (int i = 0; i < 2; i++) {
-        __m256 a = halves[2 * i], b = halves[2 * i + 1];
-        quarters[i] = _mm256_add_ps(_mm256_shuffle_ps(a, b, 0x44), _mm256_shuffle_ps(a, b, 0xEE));
-    }
-    __m256 a = quarters[0], b = quarters[1];
-    return bits<vf>(_mm256_add_ps(_mm256_shuffle_ps(a, b, 0x88), _mm256_shuffle_ps(a, b, 0xDD)));
-#else
-    float out[LANES];
-    for (int i = 0; i < LANES; i++) out[i] = sum(x[i]);
-    return load(out);
-#endif
-}
-
 // scores[j] = q . key j. q is padded with zeros to whole vectors.
 template <class T>
 void score(const float *q, const T *const *keys, int64_t count, int64_t width, float *scores) {
@@ -81,7 +60,7 @@ void score(const float *q, const T *const *keys, int64_t count, int64_t width, f
         if (whole < width)
             for (int i = 0; i < LANES; i++)
                 totals[i] = fma(load_first(keys[j + i] + whole, width - whole), load(q + whole), totals[i]);
-        store(scores + j, sums(totals));
+        store(scores + j, sums_of(totals));
     }
     for (; j < count; j++) {
         vf total{};
@@ -89,30 +68,6 @@ void score(const float *q, const T *const *keys, int64_t count, int64_t width, f
         if (whole < width) total = fma(load_first(keys[j] + whole, width - whole), load(q + whole), total);
         scores[j] = sum(total);
     }
-}
-
-// out[COUNT vectors from c on] += sum of weight j times value j.
-template <int COUNT, class T>
-INLINE void add_slab(const float *weights, const T *const *values, int64_t count, int64_t c, float *out) {
-    vf totals[COUNT];
-    for (int i = 0; i < COUNT; i++) totals[i] = load(out + c + i * LANES);
-    for (int64_t j = 0; j < count; j++) {
-        vf weight = splat(weights[j]);
-        for (int i = 0; i < COUNT; i++) totals[i] = fma(weight, load(values[j] + c + i * LANES), totals[i]);
-    }
-    for (int i = 0; i < COUNT; i++) store(out + c + i * LANES, totals[i]);
-}
-
-template <class T>
-void add_values(const float *weights, const T *const *values, int64_t count, int64_t width, float *out) {
-    int64_t c = 0;
-    for (; c + SLAB * LANES <= width; c += SLAB * LANES) add_slab<SLAB>(weights, values, count, c, out);
-    for (; c + LANES <= width; c += LANES) add_slab<1>(weights, values, count, c, out);
-    if (c == width) return;
-    vf total = load(out + c);
-    for (int64_t j = 0; j < count; j++)
-        total = fma(splat(weights[j]), load_first(values[j] + c, width - c), total);
-    store(out + c, total);
 }
 
 // One query's running softmax and sum of values.
@@ -123,9 +78,41 @@ struct Row {
     int64_t seen;  // how many positions it sees
 };
 
+// out[COUNT vectors from c on] += sum of weight j times value j, for ROWS rows. `rest` < LANES: how many lanes of the
+// last vector are there, or 0 for all.
+template <int ROWS, int COUNT, class T>
+INLINE void add_slab(const Row *rows, const float (*weights)[BLOCK], const T *const *values, int64_t begin, int64_t end,
+                     int64_t c, int64_t rest) {
+    vf totals[ROWS][COUNT];
+    for (int r = 0; r < ROWS; r++)
+        for (int i = 0; i < COUNT; i++) totals[r][i] = load(rows[r].out + c + i * LANES);
+    for (int64_t j = begin; j < end; j++)
+        for (int i = 0; i < COUNT; i++) {
+            vf value = rest ? load_first(values[j] + c, rest) : load(values[j] + c + i * LANES);
+            for (int r = 0; r < ROWS; r++) totals[r][i] = fma(splat(weights[r][j]), value, totals[r][i]);
+        }
+    for (int r = 0; r < ROWS; r++)
+        for (int i = 0; i < COUNT; i++) store(rows[r].out + c + i * LANES, totals[r][i]);
+}
+
+// The values of positions [begin, end). Chains of additions wait for themselves: several together do not.
+template <int ROWS, class T>
+void add_values(const Row *rows, const float (*weights)[BLOCK], const T *const *values, int64_t begin, int64_t end,
+                int64_t width) {
+    int64_t c = 0;
+    auto add = [&]<int COUNT>() __attribute__((always_inline)) {
+        for (; c + COUNT * LANES <= width; c += COUNT * LANES)
+            add_slab<ROWS, COUNT>(rows, weights, values, begin, end, c, 0);
+    };
+    if constexpr (ROWS == 1) add.template operator()<4>();
+    add.template operator()<2>();
+    add.template operator()<1>();
+    if (c < width) add_slab<ROWS, 1>(rows, weights, values, begin, end, c, width - c);
+}
+
+// The weights of a block's first `count` positions for a row, against its running maximum.
 template <class T>
-void meet_block(Row &row, const Block<T> &block, int64_t count, int64_t width) {
-    float scores[BLOCK];
+void weigh(Row &row, const Block<T> &block, int64_t count, int64_t width, float scores[BLOCK]) {
     int64_t padded = (count + LANES - 1) / LANES * LANES;
     std::fill(scores + count / LANES * LANES, scores + padded, -INFINITY);
     score(row.q, block.keys, count, width, scores);
@@ -143,7 +130,6 @@ void meet_block(Row &row, const Block<T> &block, int64_t count, int64_t width) {
         store(scores + j, weight);
         row.total += weight;
     }
-    add_values(scores, block.values, count, width, row.out);
 }
 
 // A block's first `count` rows as floats in `wide`, [2, count, width].
@@ -165,8 +151,16 @@ inline Block<float> widened(const Block<bf16> &block, int64_t count, int64_t wid
 template <class T>
 void meet_block(Row *rows, int64_t row_count, const Block<T> &block, int64_t at, int64_t width) {
     auto each = [&](const auto &keys_and_values) {
-        for (int64_t i = 0; i < row_count; i++)
-            if (rows[i].seen > at) meet_block(rows[i], keys_and_values, std::min(BLOCK, rows[i].seen - at), width);
+        float weights[TOGETHER][BLOCK];
+        auto count = [&](const Row &row) { return std::min(BLOCK, row.seen - at); };
+        for (int64_t first = 0; first < row_count; first += TOGETHER) {
+            int64_t size = std::min<int64_t>(TOGETHER, row_count - first), all = size == TOGETHER ? count(rows[first]) : 0;
+            for (int64_t r = 0; r < size; r++)
+                if (rows[first + r].seen > at) weigh(rows[first + r], keys_and_values, count(rows[first + r]), width, weights[r]);
+            if (all > 0) add_values<TOGETHER>(rows + first, weights, keys_and_values.values, 0, all, width);
+            for (int64_t r = 0; r < size; r++)
+                add_values<1>(rows + first + r, weights + r, keys_and_values.values, std::max<int64_t>(all, 0), count(rows[first + r]), width);
+        }
     };
     if constexpr (sizeof(T) == sizeof(bf16))
         if (row_count > 1) {  // widened once for all

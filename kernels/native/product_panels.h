@@ -9,24 +9,6 @@ constexpr int64_t TALL = 192;   // rows of A packed at once: 192 KiB of the next
 constexpr int64_t WIDE = 2048;  // columns of B packed at once: 2 MiB of the last one
 constexpr int64_t LINE = 16;    // numbers in a line of the cache
 
-#if RIFTCO_LANES == 8
-// The first `depth` / 8 * 8 of rows that are contiguous, eight at a time; what that is. Writes up to two numbers
-// more, which the next panel overwrites.
-template <int SIZE>
-static int64_t pack_rows_by_eight(float *to, const float *from, int64_t outer, int64_t depth) {
-    int64_t k = 0;
-    for (; k + 8 <= depth; k += 8)
-        for (int first = 0; first < SIZE; first += 8) {
-            vf square[8] = {};
-            for (int i = 0; i < 8; i++)
-                if (first + i < SIZE) square[i] = load(from + (first + i) * outer + k);
-            transpose(square);
-            for (int i = 0; i < 8; i++) store(to + (k + i) * SIZE + first, square[i]);
-        }
-    return k;
-}
-#endif
-
 // Panels of lines that lie across them, whose elements are contiguous: to[panel][k][i] = from[k][panel, i]. Each line
 // is read once, a stretch of it at a time, so that lines far apart cost few looks into the page table.
 template <int SIZE>
@@ -48,14 +30,27 @@ static void pack_across(float *to, const float *from, int64_t inner, int64_t cou
     }
 }
 
+// The first `depth` / LANES * LANES of SIZE lines that are contiguous, in squares; what that is. Writes up to
+// LANES - 1 numbers more, which the next panel overwrites.
+template <int SIZE>
+static int64_t pack_squares(float *to, const float *from, int64_t outer, int64_t depth) {
+    int64_t k = 0;
+    for (; k + LANES <= depth; k += LANES)
+        for (int first = 0; first < SIZE; first += LANES) {
+            vf square[LANES] = {};
+            for (int i = 0; i < LANES; i++)
+                if (first + i < SIZE) square[i] = load(from + (first + i) * outer + k);
+            transpose(square);
+            for (int i = 0; i < LANES; i++) store(to + (k + i) * SIZE + first, square[i]);
+        }
+    return k;
+}
+
 // Lines along a panel: to[k][i] = from(i, k), zeros where i is beyond the count. `inner` is the stride along k, `outer`
 // along i.
 template <int SIZE>
 static void pack_along(float *to, const float *from, int64_t outer, int64_t inner, int64_t count, int64_t depth) {
-    int64_t done = 0;
-#if RIFTCO_LANES == 8
-    if (count == SIZE && inner == 1) done = pack_rows_by_eight<SIZE>(to, from, outer, depth);
-#endif
+    int64_t done = count == SIZE && inner == 1 ? pack_squares<SIZE>(to, from, outer, depth) : 0;
     if (count < SIZE) std::fill(to, to + depth * SIZE, 0.0f);
     for (int64_t first = done; first < depth; first += 16)  // lines of both sides stay in the cache
         for (int64_t i = 0; i < count; i++)
@@ -137,95 +132,71 @@ struct FloatPanels {
     }
 };
 
-// A run of a panel of lines that lie along it: to[word][i], and the lines' scales. `inner` is the stride along the run,
-// `outer` that from line to line. Writes up to LANES words more, which the next run or panel overwrites.
-template <bool LEFT, int SIZE>
-static void fix_along(int32_t *to, float *scales, const float *from, int64_t outer, int64_t inner, int64_t count,
-                      int64_t length) {
-    for (int64_t first = 0; first < SIZE; first += LANES) {
-        static constexpr float NOTHING[RUN] = {};
-        float copies[LANES][RUN];
-        const float *lines[LANES];
-        for (int64_t i = 0; i < LANES; i++) {
-            lines[i] = first + i < count ? from + (first + i) * outer : NOTHING;
-            if (lines[i] == NOTHING || (inner == 1 && length == RUN)) continue;
-            for (int64_t k = 0; k < RUN; k++) copies[i][k] = k < length ? lines[i][k * inner] : 0;
-            lines[i] = copies[i];
-        }
-        vf most[LANES] = {}, total[LANES] = {};
-        for (int i = 0; i < LANES; i++)
-            for (int64_t k = 0; k < RUN; k += LANES) {
-                if (k % LINE == 0) __builtin_prefetch(from + (SIZE + first + i) * outer + k, 0, 2);  // the next panel
-                vf size = magnitude(load(lines[i] + k));
-                most[i] = larger(most[i], size);
-                total[i] += size;
-            }
-        transpose(most);
-        transpose(total);
-        for (int i = 1; i < LANES; i++) most[0] = larger(most[0], most[i]), total[0] += total[i];
-        vf scale = scale_of<LEFT>(most[0], total[0]), factor = 1 / scale;
-        store_first(scales + first, scale, std::min<int64_t>(LANES, SIZE - first));
-        for (int64_t k = 0; k < length; k += 2 * LANES) {
-            vf words[LANES];
-            for (int i = 0; i < LANES; i++)
-                words[i] = bits<vf>(to_words(load(lines[i] + k) * factor[i], load(lines[i] + k + LANES) * factor[i]));
-            transpose(words);
-            int64_t rows = std::min<int64_t>(LANES, (length - k + 1) / 2);
-            for (int64_t i = 0; i < rows; i++) {
-                int32_t *at = to + (k / 2 + i) * SIZE + first;
-                if (SIZE < LANES || first + LANES <= SIZE) store(at, bits<vi>(words[i]));
-                else std::memcpy(at, &words[i], SIZE % LANES * sizeof(int32_t));
-            }
-        }
+// LANES numbers of LANES lines, of which `lines` and `length` are there; the rest are zeros. `inner` is the stride along
+// a line, `outer` that from line to line.
+INLINE void read_square(const float *from, int64_t outer, int64_t inner, int64_t lines, int64_t length, vf square[LANES]) {
+    if (inner == 1 && lines >= LANES && length >= LANES) {
+        for (int64_t i = 0; i < LANES; i++) square[i] = load(from + i * outer);
+        return;
     }
+    float copy[LANES][LANES] = {};
+    for (int64_t i = 0; i < std::min<int64_t>(LANES, lines); i++)
+        for (int64_t k = 0; k < std::min<int64_t>(LANES, length); k++) copy[i][k] = from[i * outer + k * inner];
+    for (int64_t i = 0; i < LANES; i++) square[i] = load(copy[i]);
 }
 
-// The same for lines that lie across panels, up to STRIP of them, whose elements are contiguous. Panels are
-// `panel` words and `panel_scales` scales apart.
-constexpr int64_t STRIP = 96;
+// Lines brought to fixed point at once: whole panels and lines of the cache.
+template <int SIZE>
+constexpr int64_t STRIP = 48 % SIZE ? 2 * SIZE : 48;
 
+// A run of a strip of lines in panels, where a word holds two neighbours: to[panel][word][i], and the lines' scales.
+// Panels are `panel` words and `panel_scales` scales apart.
 template <bool LEFT, int SIZE>
-static void fix_across(int32_t *to, int64_t panel, float *scales, int64_t panel_scales, const float *from,
-                       int64_t inner, int64_t count, int64_t length) {
-    constexpr int AT_ONCE = 32 / LANES;  // vectors
-    static_assert(STRIP % (AT_ONCE * LANES) == 0);
-    float copy[RUN + 1][STRIP];  // lines far apart would push each other out of the cache
-    float found[STRIP + TILE_COLUMNS] = {}, factors[STRIP];
-    for (int64_t i = 0; i < count; i += AT_ONCE * LANES) {
+static void fix(int32_t *to, int64_t panel, float *scales, int64_t panel_scales, const float *from, int64_t outer,
+                int64_t inner, int64_t count, int64_t length) {
+    constexpr int AT_ONCE = LINE / LANES;  // vectors of lines
+    constexpr int64_t WIDTH = STRIP<SIZE>;
+    static_assert(WIDTH % LINE == 0 && WIDTH % SIZE == 0);
+    alignas(64) float numbers[RUN + LANES][WIDTH], factors[WIDTH], found[WIDTH];
+    for (int64_t first = 0; first < count; first += LINE) {
         vf most[AT_ONCE] = {}, total[AT_ONCE] = {};
-        auto add = [&](int64_t k, const auto &at) __attribute__((always_inline)) {
-            for (int64_t j = 0; i == 0 && j < STRIP; j += LINE) __builtin_prefetch(from + (k + 12) * inner + j);
-            for (int v = 0; v < AT_ONCE; v++) {
-                vf x = at(from + k * inner + i + v * LANES, count - i - v * LANES);
-                most[v] = larger(most[v], magnitude(x));
-                total[v] += magnitude(x);
-                store(copy[k] + i + v * LANES, x);
+        auto add = [&](int64_t k, int v, vf x) __attribute__((always_inline)) {
+            most[v] = larger(most[v], magnitude(x));
+            total[v] += magnitude(x);
+            store(numbers[k] + first + v * LANES, x);
+        };
+        const float *at = from + first * outer;
+        if (outer == 1 && first + LINE <= count)
+            for (int64_t k = 0; k < length; k++, at += inner) {
+                for (int64_t j = 0; first == 0 && j < WIDTH; j += LINE) __builtin_prefetch(at + 12 * inner + j);
+                for (int v = 0; v < AT_ONCE; v++) add(k, v, load(at + v * LANES));
             }
-        };
-        auto all = [](const float *at, int64_t) __attribute__((always_inline)) { return load(at); };
-        auto some = [](const float *at, int64_t rest) {
-            return load_first(at, std::clamp<int64_t>(rest, 0, LANES));
-        };
-        if (i + AT_ONCE * LANES <= count)
-            for (int64_t k = 0; k < length; k++) add(k, all);
         else
-            for (int64_t k = 0; k < length; k++) add(k, some);
+            for (int64_t k = 0; k < length; k += LANES)
+                for (int v = 0; v < AT_ONCE; v++) {
+                    const float *corner = at + v * LANES * outer + k * inner;
+                    for (int64_t i = 0; i < LANES; i++) __builtin_prefetch(corner + (LINE + i) * outer, 0, 2);
+                    vf square[LANES];
+                    read_square(corner, outer, inner, count - first - v * LANES, length - k, square);
+                    transpose(square);
+                    for (int64_t i = 0; i < LANES; i++) add(k + i, v, square[i]);
+                }
         for (int v = 0; v < AT_ONCE; v++) {
             vf scale = scale_of<LEFT>(most[v], total[v]);
-            store(found + i + v * LANES, scale);
-            store(factors + i + v * LANES, 1 / scale);
+            store(found + first + v * LANES, scale);
+            store(factors + first + v * LANES, 1 / scale);
         }
     }
-    if (length % 2) std::fill(copy[length], copy[length] + STRIP, 0.0f);
-    for (int64_t i = 0; i < count; i += SIZE) std::memcpy(scales + i / SIZE * panel_scales, found + i, SIZE * sizeof(float));
-    int32_t words[STRIP + TILE_COLUMNS] = {};
-    for (int64_t k = 0; k < length; k += 2, to += SIZE) {
+    if (length % 2) std::fill(numbers[length], numbers[length] + WIDTH, 0.0f);
+    for (int64_t k = 0; k < length; k += 2)
         for (int64_t i = 0; i < count; i += LANES) {
-            vi even = round_to_whole(load(copy[k] + i) * load(factors + i));
-            vi odd = round_to_whole(load(copy[k + 1] + i) * load(factors + i));
-            store(words + i, (even & 0xFFFF) | odd << 16);
+            vi even = whole_bits(load(numbers[k] + i), load(factors + i));
+            vi odd = whole_bits(load(numbers[k + 1] + i), load(factors + i));
+            store(numbers[k / 2] + i, bits<vf>((even & 0xFFFF) | odd << 16));  // these numbers are done with
         }
-        for (int64_t i = 0; i < count; i += SIZE) std::memcpy(to + i / SIZE * panel, words + i, SIZE * sizeof(int32_t));
+    for (int64_t i = 0; i < count; i += SIZE, to += panel, scales += panel_scales) {
+        std::memcpy(scales, found + i, SIZE * sizeof(float));
+        for (int64_t k = 0; k < (length + 1) / 2; k++) std::memcpy(to + k * SIZE, numbers[k] + i, SIZE * sizeof(float));
     }
 }
 
@@ -243,17 +214,14 @@ struct FixedPanels {
 
     template <bool LEFT, int SIZE>
     void pack(int32_t *to, float *scales, const float *from, int64_t outer, int64_t inner, int64_t count) {
-        int64_t strip = outer == 1 ? STRIP : SIZE;
-        for (int64_t i = 0; i < count; i += strip)
+        for (int64_t i = 0; i < count; i += STRIP<SIZE>)
             for (int64_t run = 0; run < runs(); run++) {
-                int64_t length = std::min(RUN, depth - run * RUN), lines = std::min(strip, count - i);
+                int64_t length = std::min(RUN, depth - run * RUN), lines = std::min(STRIP<SIZE>, count - i);
                 int32_t *at = to + i * words() + run * (RUN / 2) * SIZE;
                 float *scale = scales + i * runs() + run * SIZE;
                 const float *first = from + i * outer + run * RUN * inner;
-                if (outer == 1)
-                    fix_across<LEFT, SIZE>(at, words() * SIZE, scale, runs() * SIZE, first, inner, lines, length);
-                else
-                    fix_along<LEFT, SIZE>(at, scale, first, outer, inner, lines, length);
+                int64_t panel = words() * SIZE, panel_scales = runs() * SIZE;
+                fix<LEFT, SIZE>(at, panel, scale, panel_scales, first, outer, inner, lines, length);
             }
     }
 

@@ -125,9 +125,10 @@ INLINE vf fma(vf a, vf b, vf c) {
 
 // c + the product of the lower halves + that of the upper ones, halves as signed 16-bit numbers. Wraps where it overflows.
 INLINE vi add_pair_products(vi a, vi b, vi c) {
-#if defined(__AVX512BW__) && RIFTCO_LANES == 16
-    vu products = bits<vu>(_mm512_madd_epi16(bits<__m512i>(a), bits<__m512i>(b)));
-#elif defined(__AVX2__) && RIFTCO_LANES == 8
+#if defined(__AVX512VNNI__) && RIFTCO_LANES == 16
+    return bits<vi>(_mm512_dpwssd_epi32(bits<__m512i>(c), bits<__m512i>(a), bits<__m512i>(b)));
+#else
+#if defined(__AVX2__) && RIFTCO_LANES == 8
     vu products = bits<vu>(_mm256_madd_epi16(bits<__m256i>(a), bits<__m256i>(b)));
 #elif defined(__SSE2__) && RIFTCO_LANES == 4
     vu products = bits<vu>(_mm_madd_epi16(bits<__m128i>(a), bits<__m128i>(b)));
@@ -135,6 +136,7 @@ INLINE vi add_pair_products(vi a, vi b, vi c) {
     vu products = bits<vu>((a << 16 >> 16) * (b << 16 >> 16)) + bits<vu>((a >> 16) * (b >> 16));
 #endif
     return bits<vi>(bits<vu>(c) + products);
+#endif
 }
 
 // To the nearest whole number, of two the even one, for magnitudes below 2^22.
@@ -162,6 +164,33 @@ INLINE float sum(vf a) {
 }
 
 INLINE float largest(vf a) { return folded(a, maximum); }
+
+// Rows a and b of a square trade the lanes whose index has, or lacks, the bit `STEP`.
+template <int STEP, int... LANE>
+INLINE void trade(vf &a, vf &b, std::integer_sequence<int, LANE...>) {
+    vf upper = __builtin_shuffle(a, b, vi{(LANE & STEP ? LANES + LANE - STEP : LANE)...});
+    b = __builtin_shuffle(a, b, vi{(LANE & STEP ? LANES + LANE : LANE + STEP)...});
+    a = upper;
+}
+
+// Transposes a square of vectors.
+template <int STEP = LANES / 2>
+INLINE void transpose(vf square[LANES]) {
+    for (int i = 0; i < LANES; i++)
+        if (!(i & STEP)) trade<STEP>(square[i], square[i + STEP], std::make_integer_sequence<int, LANES>());
+    if constexpr (STEP > 1) transpose<STEP / 2>(square);
+}
+
+// The sums of the lanes of LANES vectors, each by the tree of `sum`.
+template <int STEP = LANES / 2>
+INLINE vf sums_of(vf x[LANES]) {
+    for (int i = 0; i < STEP; i++) {
+        trade<STEP>(x[i], x[i + STEP], std::make_integer_sequence<int, LANES>());
+        x[i] += x[i + STEP];
+    }
+    if constexpr (STEP > 1) return sums_of<STEP / 2>(x);
+    return x[0];
+}
 
 // e^x to about 1 ulp for x in [-87, 88], 0 below, NaN for NaN. x = n ln 2 + r, |r| <= ln 2 / 2; e^r by its Taylor
 // series, whose next term is below 2^-26. Larger x saturate.

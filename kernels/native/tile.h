@@ -50,7 +50,7 @@ INLINE void multiply(int64_t count, Strided a, const float *b, int64_t b_row, in
     if (j < columns) multiply_tile<ADD, 1>(count, a, b, b_row, c + j, c_row);
 }
 
-INLINE int64_t round_up(int64_t count, int64_t unit) { return (count + unit - 1) / unit * unit; }
+static constexpr inline int64_t round_up(int64_t count, int64_t unit) { return (count + unit - 1) / unit * unit; }
 
 // Memory for numbers, from the beginning of a line of the cache on.
 template <class T>
@@ -71,22 +71,6 @@ static void pack_rows(float *to, const T *from, int64_t from_row, int64_t count,
         for (; j < padded_width; j += LANES) store(to + j, vf{});
     }
     std::fill(to, to + (padded_count - count) * padded_width, 0.0f);
-}
-
-// Rows a and b of a square trade the lanes whose index has, or lacks, the bit `STEP`.
-template <int STEP, int... LANE>
-INLINE void trade(vf &a, vf &b, std::integer_sequence<int, LANE...>) {
-    vf upper = __builtin_shuffle(a, b, vi{(LANE & STEP ? LANES + LANE - STEP : LANE)...});
-    b = __builtin_shuffle(a, b, vi{(LANE & STEP ? LANES + LANE : LANE + STEP)...});
-    a = upper;
-}
-
-// Transposes a square of vectors.
-template <int STEP = LANES / 2>
-INLINE void transpose(vf square[LANES]) {
-    for (int i = 0; i < LANES; i++)
-        if (!(i & STEP)) trade<STEP>(square[i], square[i + STEP], std::make_integer_sequence<int, LANES>());
-    if constexpr (STEP > 1) transpose<STEP / 2>(square);
 }
 
 // Packed rows [count, width], both whole vectors, as columns: for each tile of TILE_COLUMNS rows, [width, TILE_COLUMNS].

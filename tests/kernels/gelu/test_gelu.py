@@ -100,7 +100,8 @@ def test_rows_are_walked_in_several_tiles(monkeypatch) -> None:
 def test_extremes_stay_what_they_are(implementation) -> None:
     x = torch.tensor([3e38, 1e20, 100.0, 14.0, 1e-30, 0.0, -0.0, -1e-30, -14.0, -100.0, -1e20, -3e38])
     actual = gelu(x.requires_grad_())
-    torch.testing.assert_close(actual, functional.gelu(x), rtol=1e-6, atol=1e-35)
+    expected = functional.gelu(x.double()).float()  # in float32 torch overflows at the first with AVX-512
+    torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-35)
     actual.sum().backward()
     torch.testing.assert_close(
         x.grad, (x.detach() > 1).float() + 0.5 * (x.detach().abs() < 1), rtol=0, atol=1e-6
