@@ -1,7 +1,7 @@
 // Muon's orthogonalisation (Jordan et al. 2024): each matrix scaled to norm 1, then five steps
 // x <- (alpha + beta g + gamma g^2) x with g = x x^T.
 //
-// Matrices lie in panels of PANEL columns, each [rows, PANEL], which whole tiles of 6 rows and of 2 vectors divide: a
+// Matrices lie in panels of PANEL columns, each [rows, PANEL], which whole tiles of 6 rows and 16 columns divide: a
 // product writes what the next one reads, and nothing is packed. All left factors are symmetric, or x, whose transpose
 // is at hand: the 6 numbers of a tile's rows are neighbours. Of symmetric products only the lower tiles are computed.
 // Padding is computed with, but nothing of it goes into a result. Every element is one chain of multiply-adds, whoever
@@ -9,10 +9,11 @@
 
 #include "product.h"
 
-#if RIFTCO_LANES == 8
-constexpr int64_t PANEL = 3 * TILE_COLUMNS;
+#if RIFTCO_LANES >= 8
+constexpr int VECTORS = 16 / LANES;              // of a tile
+constexpr int64_t COLUMNS = 16, PANEL = 3 * COLUMNS;
 constexpr int64_t STRETCH = 128;  // of the summed index: both operands of a tile are half of a 32 KiB inner cache
-constexpr int64_t BLOCK = 8;      // rows and columns transposed at once
+constexpr int64_t BLOCK = LANES;  // rows and columns transposed at once
 constexpr int64_t SHARED_WORK = int64_t(1) << 24;  // multiply-adds of a product that is worth several threads
 constexpr int STEPS = 5;
 constexpr float ALPHA = 3.4445f, BETA = -4.7750f, GAMMA = 2.0315f;  // of singular values from 1e-2 on: to about 1
@@ -41,23 +42,23 @@ struct Scratch {  // of one thread, kept between calls
     ~Scratch() { std::free(at); }
 };
 
-// Tiles of c = a^T b in TILE_COLUMNS columns from `j` on, for STRETCH of the summed index from `k` on.
+// Tiles of c = a^T b in COLUMNS columns from `j` on, for STRETCH of the summed index from `k` on.
 template <bool ADD>
 static void multiply_column(int64_t i, int64_t rows, int64_t j, int64_t k, int64_t count, Panels a, Panels b, Panels c) {
     for (; i < rows; i += TILE_ROWS)
-        multiply_tile<ADD, 2>(count, {a(k, i), 1, PANEL}, b(k, j), PANEL, c(i, j), PANEL);
+        multiply_tile<ADD, VECTORS>(count, {a(k, i), 1, PANEL}, b(k, j), PANEL, c(i, j), PANEL);
 }
 
 // c = a^T b for a [depth, rows] and b [depth, columns]; of a symmetric product what lies on and below the diagonal, in
 // whole blocks.
 template <bool SYMMETRIC>
 static void multiply_panels(int64_t rows, int64_t columns, int64_t depth, Panels a, Panels b, Panels c, int threads) {
-    int64_t tiles = (columns + TILE_COLUMNS - 1) / TILE_COLUMNS;
+    int64_t tiles = (columns + COLUMNS - 1) / COLUMNS;
     parallel_for(tiles, 1, threads, [&](int64_t begin, int64_t end) {
         for (int64_t k = 0; k < depth; k += STRETCH)
             for (int64_t t = begin; t < end; t++) {
                 int64_t tile = !SYMMETRIC ? t : t % 2 ? tiles - 1 - t / 2 : t / 2;  // long and short: equal shares
-                int64_t j = tile * TILE_COLUMNS, top = SYMMETRIC ? j / TILE_ROWS * TILE_ROWS : 0;
+                int64_t j = tile * COLUMNS, top = SYMMETRIC ? j / TILE_ROWS * TILE_ROWS : 0;
                 int64_t count = std::min(STRETCH, depth - k);
                 if (k)
                     multiply_column<true>(top, rows, j, k, count, a, b, c);
