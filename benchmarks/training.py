@@ -119,7 +119,7 @@ def _table(field: list[Contender], size: Size, method: str) -> Iterator[Row]:
     assert ours is not None, next(c.reason for c in field if c.module == "ours")
     middle = size.name == "256x6x256"
     work = f"{method} {size.name}"
-    limit = size.multiply_adds(method) * 2 / product_limit() / 1e9
+    limit = size.multiply_adds(method) * 2 / product_limit(half="bf16" in ours.variant) / 1e9
     floor = {"floor": round(size.tokens / limit), "variant": ours.variant}
     for module in PEERS:
         name = PEER_NAMES.get((module, method), f"{module} {method}")

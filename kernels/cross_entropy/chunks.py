@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels.cross_entropy.reference import divisor, statistics_dtype
-from kernels.linear.reference import has_half_units
+from kernels.linear.reference import has_matrix_units
 
 CPU_BYTES = (
     8 * 2**20
@@ -110,9 +110,9 @@ class Chunked:
 
 
 def product_dtype(x: Tensor, half: bool) -> torch.dtype:
-    """The dtype of the products: x's own, or bfloat16 with `half`; without units for it float32 instead."""
+    """The dtype of the products: x's own, or bfloat16 with `half`; without matrix units float32 instead."""
     kind = torch.bfloat16 if half and x.dtype == torch.float32 else x.dtype
-    return torch.float32 if kind == torch.bfloat16 and not has_half_units(x.device) else kind
+    return torch.float32 if kind == torch.bfloat16 and not has_matrix_units(x.device) else kind
 
 
 def _buffer(x: Tensor, columns: int, kind: torch.dtype) -> tuple[int, Tensor]:

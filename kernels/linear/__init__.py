@@ -74,8 +74,8 @@ def feed_forward(
 
 
 def half_operand(x: Tensor) -> Tensor:
-    """x in bfloat16 where a device has units for its products, else as it is."""
-    return x.bfloat16() if reference.has_half_units(x.device) else x
+    """x in bfloat16 where a device has matrix units, else as it is."""
+    return x.bfloat16() if reference.has_matrix_units(x.device) else x
 
 
 def few(x: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""Linear layers by the compiled CPU code, kernels/native/linear.cpp: float32 products on CPUs with AVX2.
+"""Linear layers by the compiled CPU code, kernels/native/linear.cpp: float32 products with AVX2 or AVX-512.
 
 It reads operands of any layout and does in the product's own pass what else passes over memory: the sum with
 bias and residual, the bias gradient, GELU and its derivative. Elsewhere torch's compositions run, and in half
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.linear.reference import has_half_units
+from kernels.linear.reference import has_matrix_units
 from kernels.native import Integer, Pointer, function, library, pointer
 
 FEWEST_ROWS = 32  # on fewer, packing the weight costs more than the rest
@@ -24,10 +24,10 @@ _GELU, _GELU_GRADIENT = 1, 2
 def covers(*tensors: Tensor | None, half: bool = False) -> bool:
     """Whether these are float32, on a CPU with this code, and the first has rows enough.
 
-    With `half` not where the CPU has units for bfloat16.
+    With `half` not where the CPU has matrix units.
     """
     rows = tensors[0].shape[0] if tensors[0] is not None else 0
-    if not all(x is None or x.numel() for x in tensors) or (half and has_half_units(torch.device("cpu"))):
+    if not all(x is None or x.numel() for x in tensors) or (half and has_matrix_units(torch.device("cpu"))):
         return False
     return built and rows >= FEWEST_ROWS and all(x is None or x.dtype == torch.float32 for x in tensors)
 

@@ -10,7 +10,7 @@ from torch.nn import functional
 from kernels.gelu.reference import backward as gelu_backward
 from kernels.gelu.reference import forward as gelu_forward
 
-
+_AVX512_BF16 = torch.cpu._is_avx512_bf16_supported()
 _AMX = torch.cpu._is_amx_tile_supported()
 
 
@@ -64,12 +64,12 @@ def feed_forward_backward(
 
 
 def product(a: Tensor, b: Tensor, half: bool) -> Tensor:
-    """a b; if `half`, of operands in bfloat16. CPUs with units for it round what comes out to it too."""
+    """a b; with `half` of bfloat16 operands, where CPUs with instructions for them round the result too."""
     if not half:
         return a @ b
     if a.is_cuda:
         return torch.mm(a.bfloat16(), b.bfloat16(), out_dtype=torch.float32).to(a.dtype)
-    if has_half_units(a.device):
+    if multiplies_bfloat16(a.device):
         return (a.bfloat16() @ b.bfloat16()).to(a.dtype)
     return rounded(a) @ rounded(b)
 
@@ -79,6 +79,11 @@ def rounded(x: Tensor) -> Tensor:
     return x.bfloat16().to(x.dtype)
 
 
-def has_half_units(device: torch.device) -> bool:
-    """Whether bfloat16 products in its matrix units are the fastest there are."""
+def multiplies_bfloat16(device: torch.device) -> bool:
+    """Whether torch's bfloat16 products are faster there than its float32 ones."""
+    return device.type != "cpu" or _AVX512_BF16
+
+
+def has_matrix_units(device: torch.device) -> bool:
+    """Whether bfloat16 products are faster there than any others: on no CPU but those with AMX."""
     return device.type != "cpu" or _AMX

@@ -14,14 +14,14 @@ def forward(
     x: Tensor, weight: Tensor, bias: Tensor | None, half: bool, left: Tensor, right: Tensor, scale: float
 ) -> Any:
     """As `reference.add_to_product`, for what `covers` covers."""
-    if not covers(x, weight, bias, left):
+    if not covers(x, weight, bias, left, half=half):
         return NotImplemented
     return product(x, weight.t(), bias, low=(left, (right * scale).contiguous()), fixed=half)
 
 
 def backward(upstream: Tensor, weight: Tensor, half: bool, left: Tensor, right: Tensor) -> Any:
     """As `reference.add_to_gradient`."""
-    if not covers(upstream, weight, left):
+    if not covers(upstream, weight, left, half=half):
         return NotImplemented
     return product(upstream, weight, low=(left, right.contiguous()), fixed=half)
 

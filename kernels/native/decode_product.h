@@ -319,6 +319,14 @@ void multiply_many(const Matrix &m, int64_t begin, int64_t end, int64_t rows, fl
     }
 }
 
+// Where the weights go on after input `end` of `count` panels.
+struct Place {
+    int64_t panel, input;
+};
+Place following(const Matrix &m, int64_t panel, int64_t count, int64_t end) {
+    return end < m.inputs ? Place{panel, end} : Place{panel + count, 0};
+}
+
 // Floats that `multiply` needs.
 int64_t product_size(int64_t rows) { return SIDE_BY_SIDE * (rows * PANEL + DEPTH * PANEL / 2); }
 
@@ -341,9 +349,10 @@ void multiply(const Matrix &m, int64_t begin, int64_t end, const float *x, int64
         Floats product{x, x_row, static_cast<const float *>(m.panels), m.inputs * PANEL};
         if (rows <= TILE_ROWS) return multiply_few<MOST_SUMS>(product, m, begin, end, rows, to);
         return multiply_many(m, begin, end, rows, partial, to, 2 * PANEL * sizeof(float),
-                             [&](int64_t panel, int64_t, int64_t k, int64_t count, const auto &f) {
-                                 const float *from = product.panels + panel * product.panel_size;
-                                 f(product, from + (k + count) * PANEL, product.panel_size * sizeof(float));
+                             [&](int64_t panel, int64_t panels, int64_t k, int64_t count, const auto &f) {
+                                 Place next = following(m, panel, panels, k + count);
+                                 const float *from = product.panels + next.panel * product.panel_size;
+                                 f(product, from + next.input * PANEL, product.panel_size * sizeof(float));
                              });
     }
     if (m.kind == BFLOAT16) {
@@ -351,9 +360,9 @@ void multiply(const Matrix &m, int64_t begin, int64_t end, const float *x, int64
         FixedProduct<Words> product{m, fixed, words};
         if (rows <= TILE_ROWS) return multiply_few<Words::SUMS>(product, m, begin, end, rows, to);
         return multiply_many(m, begin, end, rows, partial, to, PANEL * sizeof(int32_t),
-                             [&](int64_t panel, int64_t, int64_t k, int64_t count, const auto &f) {
-                                 const int32_t *next = words.at(panel, (k + count) / 2);
-                                 f(product, next, words.panel_size * sizeof(int32_t));
+                             [&](int64_t panel, int64_t panels, int64_t k, int64_t count, const auto &f) {
+                                 Place next = following(m, panel, panels, k + count);
+                                 f(product, words.at(next.panel, next.input / 2), words.panel_size * sizeof(int32_t));
                              });
     }
     Codes codes(m);
@@ -363,7 +372,8 @@ void multiply(const Matrix &m, int64_t begin, int64_t end, const float *x, int64
                   [&](int64_t panel, int64_t panels, int64_t k, int64_t count, const auto &f) {
                       Words words{reinterpret_cast<int32_t *>(decoded), count / 2 * PANEL, panel, k / 2};
                       for (int64_t p = panel; p < panel + panels; p++) decode(codes, words, p, k / 2, count / 2);
-                      f(FixedProduct<Words>{m, fixed, words}, codes.at(panel, (k + count) / 2), codes.panel_size);
+                      Place next = following(m, panel, panels, k + count);
+                      f(FixedProduct<Words>{m, fixed, words}, codes.at(next.panel, next.input / 2), codes.panel_size);
                   });
 }
 

@@ -1,6 +1,6 @@
 // Fixed point: over a run of the summed index both factors of a product are whole numbers times a scale.
 //
-// AVX2 multiplies and adds sixteen such numbers in one instruction, and eight floats. Sums of a run are exact in 32
+// AVX2 multiplies and adds sixteen such numbers in one instruction, and eight floats; AVX-512 twice as many. Sums of a run are exact in 32
 // bits. Right factors, of which weights are some, keep 13 bits beside the sign; left ones 12 to 15, as many as no sum
 // can overflow with. bf16 has 8. The scales depend on a line of numbers alone.
 
@@ -14,6 +14,9 @@ constexpr float MOST_TOTAL = 2147483647 / WEIGHT_ONE - RUN;  // of a run's magni
 
 INLINE vf magnitude(vf x) { return bits<vf>(bits<vi>(x) & 0x7FFFFFFF); }
 
+// The nearest whole number to x times `factor` in the lower 16 bits, for products of magnitudes below 2^15.
+INLINE vi whole_bits(vf x, vf factor) { return bits<vi>(fma(x, factor, splat(12582912.0f))); }
+
 // The larger of magnitudes, of which one that is no number is the largest.
 INLINE vf larger(vf a, vf b) { return bits<vf>(bits<vi>(a) > bits<vi>(b) ? bits<vi>(a) : bits<vi>(b)); }
 
@@ -24,9 +27,6 @@ INLINE vf scale_of(vf most, vf total) {
     if (!LEFT) return most / WEIGHT_ONE;
     return maximum(most / MOST_WHOLE, total / MOST_TOTAL);  // in this order a NaN stays
 }
-
-// The nearest whole number to x times `factor` in the lower 16 bits, for products of magnitudes below 2^15.
-INLINE vi whole_bits(vf x, vf factor) { return bits<vi>(fma(x, factor, splat(12582912.0f))); }
 
 // A run of `count` factors to `run` whole numbers, zeros beyond; returns their scale. Writes whole vectors.
 template <bool LEFT>
@@ -41,6 +41,6 @@ INLINE float run_to_fixed(const float *x, int64_t count, int64_t run, int16_t *o
         total += size;
     }
     vf scale = scale_of<LEFT>(splat(largest(most)), splat(sum(total))), factor = 1 / scale;
-    for (int64_t c = 0; c < run; c += LANES) store_halves(out + c, round_to_whole(at(c) * factor));
+    for (int64_t c = 0; c < run; c += LANES) store_halves(out + c, whole_bits(at(c), factor));
     return scale[0];
 }

@@ -8,7 +8,7 @@ EXPORT int riftco_machine_level() {
     bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     bool v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-              __builtin_cpu_supports("avx512vnni");
+              __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512vnni");
     return v4 ? 4 : v3 ? 3 : 2;
 #else
     return 2;

@@ -154,12 +154,15 @@ void meet_block(Row *rows, int64_t row_count, const Block<T> &block, int64_t at,
         float weights[TOGETHER][BLOCK];
         auto count = [&](const Row &row) { return std::min(BLOCK, row.seen - at); };
         for (int64_t first = 0; first < row_count; first += TOGETHER) {
-            int64_t size = std::min<int64_t>(TOGETHER, row_count - first), all = size == TOGETHER ? count(rows[first]) : 0;
+            Row *some = rows + first;
+            int64_t size = std::min<int64_t>(TOGETHER, row_count - first);
+            int64_t shared = size == TOGETHER ? std::max<int64_t>(0, count(some[0])) : 0;  // what all of them see
             for (int64_t r = 0; r < size; r++)
-                if (rows[first + r].seen > at) weigh(rows[first + r], keys_and_values, count(rows[first + r]), width, weights[r]);
-            if (all > 0) add_values<TOGETHER>(rows + first, weights, keys_and_values.values, 0, all, width);
+                if (some[r].seen > at) weigh(some[r], keys_and_values, count(some[r]), width, weights[r]);
+            if (shared) add_values<TOGETHER>(some, weights, keys_and_values.values, 0, shared, width);
             for (int64_t r = 0; r < size; r++)
-                add_values<1>(rows + first + r, weights + r, keys_and_values.values, std::max<int64_t>(all, 0), count(rows[first + r]), width);
+                if (count(some[r]) > shared)
+                    add_values<1>(some + r, weights + r, keys_and_values.values, shared, count(some[r]), width);
         }
     };
     if constexpr (sizeof(T) == sizeof(bf16))

@@ -4,7 +4,7 @@
 #include "fixed.h"
 #include "tile.h"
 
-constexpr int64_t DEPTH = 256;  // words of the summed index: a panel of B and one of A are 3/4 of a 32 KiB inner cache
+constexpr int64_t DEPTH = 256;  // words of the summed index: with 8 lanes two panels are 3/4 of a 32 KiB inner cache
 constexpr int64_t TALL = 192;   // rows of A packed at once: 192 KiB of the next cache
 constexpr int64_t WIDE = 2048;  // columns of B packed at once: 2 MiB of the last one
 constexpr int64_t LINE = 16;    // numbers in a line of the cache
@@ -31,12 +31,12 @@ static void pack_across(float *to, const float *from, int64_t inner, int64_t cou
 }
 
 // The first `depth` / LANES * LANES of SIZE lines that are contiguous, in squares; what that is. Writes up to
-// LANES - 1 numbers more, which the next panel overwrites.
+// LANES - 1 numbers more, which the next lines and the next panel overwrite.
 template <int SIZE>
 static int64_t pack_squares(float *to, const float *from, int64_t outer, int64_t depth) {
     int64_t k = 0;
     for (; k + LANES <= depth; k += LANES)
-        for (int first = 0; first < SIZE; first += LANES) {
+        for (int first = (SIZE - 1) / LANES * LANES; first >= 0; first -= LANES) {  // the last part writes too much
             vf square[LANES] = {};
             for (int i = 0; i < LANES; i++)
                 if (first + i < SIZE) square[i] = load(from + (first + i) * outer + k);
@@ -157,8 +157,9 @@ static void fix(int32_t *to, int64_t panel, float *scales, int64_t panel_scales,
     constexpr int AT_ONCE = LINE / LANES;  // vectors of lines
     constexpr int64_t WIDTH = STRIP<SIZE>;
     static_assert(WIDTH % LINE == 0 && WIDTH % SIZE == 0);
-    alignas(64) float numbers[RUN + LANES][WIDTH], factors[WIDTH], found[WIDTH];
-    for (int64_t first = 0; first < count; first += LINE) {
+    alignas(64) float numbers[RUN][WIDTH], factors[WIDTH], found[WIDTH];
+    int64_t padded = round_up(count, SIZE);
+    for (int64_t first = 0; first < padded; first += LINE) {
         vf most[AT_ONCE] = {}, total[AT_ONCE] = {};
         auto add = [&](int64_t k, int v, vf x) __attribute__((always_inline)) {
             most[v] = larger(most[v], magnitude(x));
@@ -189,7 +190,7 @@ static void fix(int32_t *to, int64_t panel, float *scales, int64_t panel_scales,
     }
     if (length % 2) std::fill(numbers[length], numbers[length] + WIDTH, 0.0f);
     for (int64_t k = 0; k < length; k += 2)
-        for (int64_t i = 0; i < count; i += LANES) {
+        for (int64_t i = 0; i < padded; i += LANES) {
             vi even = whole_bits(load(numbers[k] + i), load(factors + i));
             vi odd = whole_bits(load(numbers[k + 1] + i), load(factors + i));
             store(numbers[k / 2] + i, bits<vf>((even & 0xFFFF) | odd << 16));  // these numbers are done with
@@ -203,7 +204,7 @@ static void fix(int32_t *to, int64_t panel, float *scales, int64_t panel_scales,
 // A block of both operands in fixed point, two numbers in a word.
 struct FixedPanels {
     static constexpr int64_t STEP = RUN, MOST = 2 * DEPTH, MOST_RUNS = MOST / RUN;
-    int32_t *a = aligned<int32_t>(DEPTH * TALL + 16), *b = aligned<int32_t>(DEPTH * WIDE);
+    int32_t *a = aligned<int32_t>(DEPTH * TALL), *b = aligned<int32_t>(DEPTH * WIDE);
     float *a_scales = aligned<float>(MOST_RUNS * TALL), *b_scales = aligned<float>(MOST_RUNS * WIDE);
     int64_t depth;
 

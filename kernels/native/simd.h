@@ -139,9 +139,6 @@ INLINE vi add_pair_products(vi a, vi b, vi c) {
 #endif
 }
 
-// To the nearest whole number, of two the even one, for magnitudes below 2^22.
-INLINE vi round_to_whole(vf x) { return bits<vi>(x + 12582912.0f) - bits<int32_t>(12582912.0f); }
-
 INLINE vf maximum(vf a, vf b) { return a > b ? a : b; }
 INLINE vf minimum(vf a, vf b) { return a < b ? a : b; }
 

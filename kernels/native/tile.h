@@ -50,7 +50,7 @@ INLINE void multiply(int64_t count, Strided a, const float *b, int64_t b_row, in
     if (j < columns) multiply_tile<ADD, 1>(count, a, b, b_row, c + j, c_row);
 }
 
-static constexpr inline int64_t round_up(int64_t count, int64_t unit) { return (count + unit - 1) / unit * unit; }
+INLINE int64_t round_up(int64_t count, int64_t unit) { return (count + unit - 1) / unit * unit; }
 
 // Memory for numbers, from the beginning of a line of the cache on.
 template <class T>

@@ -89,7 +89,7 @@ def multiplied(
     x: Tensor, half: bool, bias: Tensor | None = None, low: tuple[Tensor, Tensor] | None = None
 ) -> panels.Multiply | None:
     """Panels by our own products where those run; `low` as there."""
-    if not linear.covers(x, bias):
+    if not linear.covers(x, bias, half=half):
         return None
 
     def multiply(out: Tensor, x: Tensor, panel: Tensor, part: slice) -> None:

@@ -61,7 +61,7 @@ class Linear(nn.Module):
     """x W^T + b, plus scale * ((x A^T) B^T) once an adapter is attached; W is `[out, in]`.
 
     W is `weight`, uninitialised, or `packed` in 4 bits: the other of the two is None. With `half_products`
-    operands of products are rounded to bfloat16, or on CPUs without units for it to what loses less.
+    operands of products are rounded to bfloat16, or on CPUs without matrix units to what loses less.
     """
 
     def __init__(self, fan_in: int, fan_out: int) -> None:

@@ -25,7 +25,7 @@ def test_the_library_was_built():
     assert library() is not None
 
 
-@pytest.mark.parametrize("level", ["baseline", "v3"])
+@pytest.mark.parametrize("level", ["baseline", "v3", "v4"])
 def test_a_level_can_be_chosen(level):
     result = described(level)
     if level not in BUILT or "runnable here" in result.stderr:

@@ -17,7 +17,7 @@ from kernels.cross_entropy import (
     triton_cross_entropy,
 )
 from kernels.linear import cpu as linear_cpu
-from kernels.linear.reference import has_half_units
+from kernels.linear.reference import has_matrix_units
 from tests.kernels.cases import (
     DTYPES,
     IMPLEMENTATIONS,
@@ -228,11 +228,12 @@ def test_half_loses_at_most_what_bfloat16_operands_lose(monkeypatch, name) -> No
         loss = linear_cross_entropy(*mine, targets, half=True)
         loss.backward()
     with torch.no_grad():
-        assert abs(float(loss.double() - separate(*exact, targets, None, "mean"))) < 1e-3
+        most = 4e-3 if has_matrix_units(loss.device) else 1e-3
+        assert abs(float(loss.double() - separate(*exact, targets, None, "mean"))) < most
     for place, found in enumerate(zip(mine, rounded, exact, strict=True)):
         ours, bfloats, true = (leaf.grad.double() for leaf in found)
         away = float((ours - true).norm() / true.norm())
-        share = 2 if has_half_units(x.device) else 1 / 4
+        share = 2 if has_matrix_units(x.device) else 1 / 4
         assert away <= share * float((bfloats - true).norm() / true.norm()), NAMES[place]
         assert away > 2e-6 or name == "torch"  # which may multiply in float32
 

@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
-from kernels import feed_forward, linear
-from kernels.linear import _feed_forward, _feed_forward_backward, _linear, _linear_backward, cpu
-from kernels.linear.reference import has_half_units
+from kernels import feed_forward, linear, lora_linear, nf4_linear, quantize_nf4
+from kernels.linear import _feed_forward, _feed_forward_backward, _linear, _linear_backward, cpu, reference
+from kernels.linear.reference import has_matrix_units, multiplies_bfloat16
 from tests.kernels.cases import LAYOUTS, assert_as_exact_as, bits, leaves, random, running
 
 SIZES = [(32, 1, 1), (33, 5, 17), (48, 16, 6), (97, 257, 31), (200, 40, 130), (35, 600, 2100)]
@@ -188,7 +188,8 @@ def test_half_loses_at_most_what_bfloat16_operands_lose(implementation) -> None:
     wide = [t.double() for t in (x, weight, upstream)]
     rounded = [t.bfloat16().double() for t in (x, weight, upstream)]
     share = 1 / 8 if implementation == "native" else 1.01
-    if has_half_units(x.device):  # these round what comes out too
+    if (multiplies_bfloat16 if implementation == "torch" else has_matrix_units)(x.device):
+        # what comes out is rounded too
         share = 2
     products = [lambda x, w, g: x @ w.t(), lambda x, w, g: g @ w, lambda x, w, g: g.t() @ x]
     shifts = [bias.double() + residual.double(), 0, 0]
@@ -206,12 +207,26 @@ def test_half_reaches_every_product_of_the_feed_forward(implementation) -> None:
     feed_forward(*wide).backward(upstream.double())
     exact = [feed_forward(*wide), *(leaf.grad for leaf in wide)]
     found = half_results(partial(feed_forward, half=True), inputs, upstream)
-    most = 1e-3 if implementation == "native" and not has_half_units(upstream.device) else 1e-2
+    most = 1e-3 if implementation == "native" and not has_matrix_units(upstream.device) else 1e-2
     for place, (result, wanted) in enumerate(zip(found, exact, strict=True)):
         products_in_it = place not in (5, 6)  # the gradients of the last bias and of the residual
         assert (
             (2e-6 if products_in_it else 0) <= distance(result, wanted) < (most if products_in_it else 1e-6)
         )
+
+
+@pytest.mark.skipif(not cpu.built, reason="no native code for this machine was built")
+def test_where_a_cpu_has_matrix_units_half_products_are_left_to_torch(monkeypatch) -> None:
+    monkeypatch.setattr(reference, "_AMX", True)
+    x, weight, bias, _ = layer(40, 133, 37)
+    packed, low_rank = quantize_nf4(weight), (random(8, 133), random(37, 8))
+    with running("native"):
+        assert torch.equal(linear(x, weight, bias), cpu.product(x, weight.t(), bias))
+        monkeypatch.setattr(cpu, "_product", None)  # to call it is an error
+        assert distance(linear(x, weight, bias, half=True), functional.linear(x, weight, bias)) < 1e-2
+        nf4_linear(x, packed, bias, half=True)
+        lora_linear(x, weight, bias, *low_rank, 1.0, half=True)
+        lora_linear(x, packed, bias, *low_rank, 1.0, half=True)
 
 
 def test_float64_is_exact_and_differentiates(implementation) -> None:

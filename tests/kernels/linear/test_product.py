@@ -84,6 +84,16 @@ def test_any_numbers_are_within_half_a_unit(seed) -> None:
     assert bool((error <= bound(a, b)).all())
 
 
+@pytest.mark.parametrize("fixed", [False, True])
+@pytest.mark.parametrize("size", SIZES)
+def test_the_layout_of_a_matrix_does_not_change_a_bit(size, fixed) -> None:
+    a, b = operands(*size, "normal")
+    expected = product(a, b, fixed=fixed)
+    for left in ("rows", "columns", "neither"):
+        for right in ("rows", "columns", "neither"):
+            assert torch.equal(product(laid(a, left), laid(b, right), fixed=fixed), expected), (left, right)
+
+
 def test_fixed_point_is_closer_than_bfloat16() -> None:
     softmax = torch.softmax(3 * random(100, 500), 1) - torch.eye(100, 500)
     for a, b in ((random(100, 500), random(500, 70, seed=1)), (softmax, random(500, 70, seed=1))):

@@ -102,7 +102,7 @@ def test_sequences_may_have_fewer_new_tokens_than_others(implementation) -> None
 
 @pytest.mark.parametrize("implementation", ["native", "triton"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("width", [8, 12])
+@pytest.mark.parametrize("width", [8, 12, 48, 64, 100])
 def test_a_chunk_gives_the_bits_of_its_tokens_one_by_one(implementation, dtype, width) -> None:
     sequences = Sequences([67], width, dtype=dtype)
     count = 67 if implementation == "native" else 18
