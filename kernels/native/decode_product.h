@@ -294,7 +294,7 @@ void multiply_block(const Matrix &m, int64_t panel, int64_t top, int64_t bottom,
     int64_t depth = m.kind == FLOAT32 ? DEPTH : DEPTH / m.run * m.run;
     for (int64_t k = 0; k < m.inputs; k += depth) {
         int64_t count = std::min(depth, m.inputs - k);
-        open(panel, COUNT, k, count, [&](const auto &product, const void *next, int64_t size) __attribute__((always_inline)) {
+        auto tile_by_tile = [&](const auto &product, const void *next, int64_t size) __attribute__((always_inline)) {
             Prefetch ahead{static_cast<const char *>(next), bytes / tiles, size};
             for (int64_t tile = 0; tile < tiles; tile++, ahead.next += count / 2 * ahead.pace) {
                 int64_t first = top + rows * tile / tiles;
@@ -302,7 +302,8 @@ void multiply_block(const Matrix &m, int64_t panel, int64_t top, int64_t bottom,
                     multiply_tile<ROWS, COUNT>(product, m, panel, k, count, first, partial, to, ahead);
                 });
             }
-        });
+        };
+        open(panel, COUNT, k, count, tile_by_tile);
     }
 }
 

@@ -1,8 +1,8 @@
 // Fixed point: over a run of the summed index both factors of a product are whole numbers times a scale.
 //
-// AVX2 multiplies and adds sixteen such numbers in one instruction, and eight floats; AVX-512 twice as many. Sums of a run are exact in 32
-// bits. Right factors, of which weights are some, keep 13 bits beside the sign; left ones 12 to 15, as many as no sum
-// can overflow with. bf16 has 8. The scales depend on a line of numbers alone.
+// AVX2 multiplies and adds sixteen such numbers in one instruction, and eight floats; AVX-512 twice as many. Sums of a
+// run are exact in 32 bits. Right factors, of which weights are some, keep 13 bits beside the sign; left ones 12 to 15,
+// as many as no sum can overflow with. bf16 has 8. The scales depend on a line of numbers alone.
 
 #pragma once
 #include "simd.h"

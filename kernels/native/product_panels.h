@@ -132,9 +132,10 @@ struct FloatPanels {
     }
 };
 
-// LANES numbers of LANES lines, of which `lines` and `length` are there; the rest are zeros. `inner` is the stride along
-// a line, `outer` that from line to line.
-INLINE void read_square(const float *from, int64_t outer, int64_t inner, int64_t lines, int64_t length, vf square[LANES]) {
+// LANES numbers of LANES lines, of which `lines` and `length` are there; the rest are zeros. `inner` is the stride
+// along a line, `outer` that from line to line.
+INLINE void read_square(const float *from, int64_t outer, int64_t inner, int64_t lines, int64_t length,
+                        vf square[LANES]) {
     if (inner == 1 && lines >= LANES && length >= LANES) {
         for (int64_t i = 0; i < LANES; i++) square[i] = load(from + i * outer);
         return;
@@ -145,61 +146,65 @@ INLINE void read_square(const float *from, int64_t outer, int64_t inner, int64_t
     for (int64_t i = 0; i < LANES; i++) square[i] = load(copy[i]);
 }
 
-// Lines brought to fixed point at once: whole panels and lines of the cache.
-template <int SIZE>
-constexpr int64_t STRIP = 48 % SIZE ? 2 * SIZE : 48;
-
-// A run of a strip of lines in panels, where a word holds two neighbours: to[panel][word][i], and the lines' scales.
-// Panels are `panel` words and `panel_scales` scales apart.
+// A run of several lines on its way into panels of SIZE lines.
 template <bool LEFT, int SIZE>
-static void fix(int32_t *to, int64_t panel, float *scales, int64_t panel_scales, const float *from, int64_t outer,
-                int64_t inner, int64_t count, int64_t length) {
-    constexpr int AT_ONCE = LINE / LANES;  // vectors of lines
-    constexpr int64_t WIDTH = STRIP<SIZE>;
+struct Strip {
+    static constexpr int64_t WIDTH = 48 % SIZE ? 2 * SIZE : 48;  // lines: whole panels and lines of the cache
     static_assert(WIDTH % LINE == 0 && WIDTH % SIZE == 0);
-    alignas(64) float numbers[RUN][WIDTH], factors[WIDTH], found[WIDTH];
-    int64_t padded = round_up(count, SIZE);
-    for (int64_t first = 0; first < padded; first += LINE) {
-        vf most[AT_ONCE] = {}, total[AT_ONCE] = {};
-        auto add = [&](int64_t k, int v, vf x) __attribute__((always_inline)) {
-            most[v] = larger(most[v], magnitude(x));
-            total[v] += magnitude(x);
-            store(numbers[k] + first + v * LANES, x);
-        };
-        const float *at = from + first * outer;
-        if (outer == 1 && first + LINE <= count)
-            for (int64_t k = 0; k < length; k++, at += inner) {
-                for (int64_t j = 0; first == 0 && j < WIDTH; j += LINE) __builtin_prefetch(at + 12 * inner + j);
-                for (int v = 0; v < AT_ONCE; v++) add(k, v, load(at + v * LANES));
-            }
-        else
-            for (int64_t k = 0; k < length; k += LANES)
-                for (int v = 0; v < AT_ONCE; v++) {
-                    const float *corner = at + v * LANES * outer + k * inner;
-                    for (int64_t i = 0; i < LANES; i++) __builtin_prefetch(corner + (LINE + i) * outer, 0, 2);
-                    vf square[LANES];
-                    read_square(corner, outer, inner, count - first - v * LANES, length - k, square);
-                    transpose(square);
-                    for (int64_t i = 0; i < LANES; i++) add(k + i, v, square[i]);
+    alignas(64) float numbers[RUN][WIDTH], scales[WIDTH];
+
+    // Numbers [0, length) of `count` lines side by side, and the lines' scales. Lines that fill a panel are zeros.
+    MEMBER void read(const float *from, int64_t outer, int64_t inner, int64_t count, int64_t length) {
+        constexpr int AT_ONCE = LINE / LANES;  // vectors of lines
+        for (int64_t first = 0; first < round_up(count, SIZE); first += LINE) {
+            vf most[AT_ONCE] = {}, total[AT_ONCE] = {};
+            auto add = [&](int64_t k, int v, vf x) __attribute__((always_inline)) {
+                most[v] = larger(most[v], magnitude(x));
+                total[v] += magnitude(x);
+                store(numbers[k] + first + v * LANES, x);
+            };
+            const float *at = from + first * outer;
+            if (outer == 1 && first + LINE <= count)
+                for (int64_t k = 0; k < length; k++, at += inner) {
+                    for (int64_t j = 0; first == 0 && j < WIDTH; j += LINE) __builtin_prefetch(at + 12 * inner + j);
+                    for (int v = 0; v < AT_ONCE; v++) add(k, v, load(at + v * LANES));
                 }
-        for (int v = 0; v < AT_ONCE; v++) {
-            vf scale = scale_of<LEFT>(most[v], total[v]);
-            store(found + first + v * LANES, scale);
-            store(factors + first + v * LANES, 1 / scale);
+            else
+                for (int64_t k = 0; k < length; k += LANES)
+                    for (int v = 0; v < AT_ONCE; v++) {
+                        const float *corner = at + v * LANES * outer + k * inner;
+                        for (int64_t i = 0; i < LANES; i++) __builtin_prefetch(corner + (LINE + i) * outer, 0, 2);
+                        vf square[LANES];
+                        read_square(corner, outer, inner, count - first - v * LANES, length - k, square);
+                        transpose(square);
+                        for (int64_t i = 0; i < LANES; i++) add(k + i, v, square[i]);
+                    }
+            for (int v = 0; v < AT_ONCE; v++) store(scales + first + v * LANES, scale_of<LEFT>(most[v], total[v]));
         }
     }
-    if (length % 2) std::fill(numbers[length], numbers[length] + WIDTH, 0.0f);
-    for (int64_t k = 0; k < length; k += 2)
-        for (int64_t i = 0; i < padded; i += LANES) {
-            vi even = whole_bits(load(numbers[k] + i), load(factors + i));
-            vi odd = whole_bits(load(numbers[k + 1] + i), load(factors + i));
-            store(numbers[k / 2] + i, bits<vf>((even & 0xFFFF) | odd << 16));  // these numbers are done with
+
+    // Whole numbers in place of the numbers, two neighbours in a word.
+    MEMBER void fix(int64_t count, int64_t length) {
+        if (length % 2) std::fill(numbers[length], numbers[length] + WIDTH, 0.0f);
+        for (int64_t i = 0; i < round_up(count, SIZE); i += LANES) {
+            vf factor = 1 / load(scales + i);
+            for (int64_t k = 0; k < length; k += 2) {
+                vi even = whole_bits(load(numbers[k] + i), factor), odd = whole_bits(load(numbers[k + 1] + i), factor);
+                store(numbers[k / 2] + i, bits<vf>((even & 0xFFFF) | odd << 16));
+            }
         }
-    for (int64_t i = 0; i < count; i += SIZE, to += panel, scales += panel_scales) {
-        std::memcpy(scales, found + i, SIZE * sizeof(float));
-        for (int64_t k = 0; k < (length + 1) / 2; k++) std::memcpy(to + k * SIZE, numbers[k] + i, SIZE * sizeof(float));
     }
-}
+
+    // to[panel][word][i] and to_scales[panel][i]; panels are `panel` words and `panel_scales` scales apart.
+    MEMBER void cut(int64_t count, int64_t length, int32_t *to, int64_t panel, float *to_scales,
+                    int64_t panel_scales) const {
+        for (int64_t i = 0; i < count; i += SIZE, to += panel, to_scales += panel_scales) {
+            std::memcpy(to_scales, scales + i, SIZE * sizeof(float));
+            for (int64_t k = 0; k < (length + 1) / 2; k++)
+                std::memcpy(to + k * SIZE, numbers[k] + i, SIZE * sizeof(float));
+        }
+    }
+};
 
 // A block of both operands in fixed point, two numbers in a word.
 struct FixedPanels {
@@ -215,14 +220,14 @@ struct FixedPanels {
 
     template <bool LEFT, int SIZE>
     void pack(int32_t *to, float *scales, const float *from, int64_t outer, int64_t inner, int64_t count) {
-        for (int64_t i = 0; i < count; i += STRIP<SIZE>)
+        Strip<LEFT, SIZE> strip;
+        for (int64_t i = 0; i < count; i += strip.WIDTH)
             for (int64_t run = 0; run < runs(); run++) {
-                int64_t length = std::min(RUN, depth - run * RUN), lines = std::min(STRIP<SIZE>, count - i);
-                int32_t *at = to + i * words() + run * (RUN / 2) * SIZE;
-                float *scale = scales + i * runs() + run * SIZE;
-                const float *first = from + i * outer + run * RUN * inner;
-                int64_t panel = words() * SIZE, panel_scales = runs() * SIZE;
-                fix<LEFT, SIZE>(at, panel, scale, panel_scales, first, outer, inner, lines, length);
+                int64_t length = std::min(RUN, depth - run * RUN), lines = std::min(strip.WIDTH, count - i);
+                strip.read(from + i * outer + run * RUN * inner, outer, inner, lines, length);
+                strip.fix(lines, length);
+                strip.cut(lines, length, to + i * words() + run * (RUN / 2) * SIZE, words() * SIZE,
+                          scales + i * runs() + run * SIZE, runs() * SIZE);
             }
     }
 
