@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from kernels.dispatch import use
+from kernels.linear import cpu as linear_cpu
 from kernels.lora_linear import lora_linear
 from kernels.native import library
 from kernels.nf4 import PackedNf4, dequantize_nf4, quantize_nf4
@@ -106,7 +107,8 @@ def test_many_rows_may_be_multiplied_in_half(name: str, base: str) -> None:
             found = [y, *torch.autograd.grad(y, leaves, upstream)]
         away = [float((one - true).norm() / true.norm()) for one, true in zip(found, wanted, strict=True)]
         assert max(away) < most
-        if half and (name, base) != ("torch", "packed"):
+        ours = name == "native" and linear_cpu.built
+        if half and (ours or base == "dense"):  # torch may multiply a packed weight in float32
             assert min(away[:2]) > 1e-6  # y and the gradient of x
         if half:
             assert max(away[-2:]) < 1e-6  # those of A and B

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
+from kernels.linear import cpu as linear_cpu
 from kernels.nf4 import PackedNf4, dequantize_nf4, nf4_linear, panels, quantize_nf4
 from tests.kernels.cases import guarded, running
 from tests.kernels.nf4.weights import ALL, FAST, normal, weights
@@ -138,7 +139,7 @@ def test_half_loses_less_than_bfloat16(name: str) -> None:
     ):
         away = float((found - exact).norm() / exact.norm())
         assert away < 3e-4
-        assert away > 1e-6 or name == "torch"  # which may multiply in float32
+        assert away > 1e-6 or name == "torch" or not linear_cpu.built  # these may multiply in float32
 
 
 def test_the_weight_is_never_there_as_floats(monkeypatch: pytest.MonkeyPatch) -> None:
