@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from importlib import import_module
+from itertools import chain
 from operator import attrgetter
 from typing import Any
 
@@ -15,6 +16,8 @@ from kernels.dispatch import Operation
 from kernels.operators import define
 
 __all__ = ["NonFiniteUpdateError", "adam_step"]
+
+_dtype, _device = attrgetter("dtype"), attrgetter("device")
 
 Moments = Sequence[Tensor | Sequence[Tensor]]
 
@@ -47,17 +50,21 @@ def adam_step(
     settings = Settings(learning_rate, beta1, beta2, epsilon, maximum_gradient_norm, beta1_power, beta2_power)
     _require_settings(settings)
     firsts, seconds = _pages(first_moments), _pages(second_moments)
-    _require_tensors(parameters, gradients, firsts, seconds)
-    flat = [[page for pages in of_all for page in pages] for of_all in (firsts, seconds)]
+    _require_shapes(parameters, gradients, _sizes(firsts), _sizes(seconds))
+    counts = [*map(len, firsts)]
+    flat = [[*chain.from_iterable(pages)] for pages in (firsts, seconds)]
     _require_float32([*parameters, *gradients, *flat[0], *flat[1]])
-    counts = [len(pages) for pages in firsts]
     with torch.no_grad():
         norm, clip = _operator(list(parameters), list(gradients), *flat, counts, list(settings)).tolist()
     return norm, clip
 
 
-def _pages(moments: Moments) -> list[list[Tensor]]:
-    return [[of_one] if isinstance(of_one, Tensor) else list(of_one) for of_one in moments]
+def _pages(moments: Moments) -> list[Sequence[Tensor]]:
+    return [(of_one,) if isinstance(of_one, Tensor) else of_one for of_one in moments]
+
+
+def _sizes(pages: list[Sequence[Tensor]]) -> list[tuple[int, ...]]:
+    return [tuple(map(Tensor.numel, of_one)) for of_one in pages]
 
 
 def _require_settings(settings: Settings) -> None:
@@ -69,36 +76,36 @@ def _require_settings(settings: Settings) -> None:
             raise ValueError(f"{name} must be {range_}, got {value}")
 
 
-def _require_tensors(
+def _require_float32(tensors: list[Tensor]) -> None:
+    device = tensors[0].device
+    if {*map(_dtype, tensors)} != {torch.float32} or {*map(_device, tensors)} != {device}:
+        wrong = next(t for t in tensors if t.dtype != torch.float32 or t.device != device)
+        raise ValueError(
+            f"there is a tensor of {wrong.dtype} on {wrong.device}: adam_step takes float32 on {device}"
+        )
+
+
+def _require_shapes(
     parameters: Sequence[Tensor],
     gradients: Sequence[Tensor],
-    firsts: list[list[Tensor]],
-    seconds: list[list[Tensor]],
+    first_sizes: list[tuple[int, ...]],
+    second_sizes: list[tuple[int, ...]],
 ) -> None:
-    lengths = [len(parameters), len(gradients), len(firsts), len(seconds)]
+    lengths = [*map(len, (parameters, gradients, first_sizes, second_sizes))]
     if not parameters or len(set(lengths)) > 1:
         raise ValueError(f"parameters, gradients and moments must be equally many, at least 1, got {lengths}")
-    for i, (parameter, gradient, first, second) in enumerate(
-        zip(parameters, gradients, firsts, seconds, strict=True)
-    ):
-        if gradient.shape != parameter.shape:
+    rows = zip(parameters, gradients, first_sizes, second_sizes, strict=True)
+    for i, (parameter, gradient, first, second) in enumerate(rows):
+        if not gradient.is_same_size(parameter):
             raise ValueError(
                 f"gradient {i} is {list(gradient.shape)}, its parameter {list(parameter.shape)}: "
                 "they must be equal"
             )
-        sizes = [*map(Tensor.numel, first)], [*map(Tensor.numel, second)]
-        if sizes[0] != sizes[1] or sum(sizes[0]) != parameter.numel():
+        if first != second or sum(first) != parameter.numel():
             raise ValueError(
-                f"moments {i} have pages of {sizes[0]} and {sizes[1]} elements: both need the same pages, "
-                f"{parameter.numel()} elements in all"
+                f"moments {i} have pages of {list(first)} and {list(second)} elements: "
+                f"both need the same pages, {parameter.numel()} elements in all"
             )
-
-
-def _require_float32(tensors: list[Tensor]) -> None:
-    device = tensors[0].device
-    for dtype, place in {*map(attrgetter("dtype", "device"), tensors)}:
-        if dtype != torch.float32 or place != device:
-            raise ValueError(f"there is a tensor of {dtype} on {place}: adam_step takes float32 on {device}")
 
 
 def _triton(*arguments: Any) -> Any:

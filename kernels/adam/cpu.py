@@ -5,8 +5,7 @@ changed them, the next step reads only the gradients before it decides.
 """
 
 from array import array
-from collections.abc import Iterable, Sequence
-from itertools import chain
+from collections.abc import Sequence
 from operator import attrgetter, is_
 from typing import NamedTuple
 from weakref import ref
@@ -18,8 +17,8 @@ from kernels.adam.transaction import Settings, run
 from kernels.native import Integer, Pointer, function
 
 _version = attrgetter("_version")
-_measure = function("riftco_adam_measure", Pointer, Integer, *[Pointer] * 3, Integer, Integer)
-_update = function("riftco_adam_update", Pointer, Integer, *[Pointer] * 3, Integer, Integer)
+_measure = function("riftco_adam_measure", *[Pointer] * 3, Integer, Integer)
+_update = function("riftco_adam_update", *[Pointer] * 3, Integer, Integer)
 
 
 def step(
@@ -59,17 +58,25 @@ class _Arrays:
         self._known = known is not None
         self.largest = array("I", known or (0, 0, 0))
         places, sizes = Tensor.data_ptr, Tensor.numel
-        self._tensors = _table(
-            map(places, parameters), map(places, gradients), map(sizes, parameters), page_counts
-        )
-        self._pages = _table(map(places, first_pages), map(places, second_pages), map(sizes, first_pages))
-        self._arguments = (_at(self._tensors), len(parameters), _at(self._pages))
+        self._columns = [
+            array("q", column)
+            for column in (
+                map(places, parameters),
+                map(places, gradients),
+                map(sizes, parameters),
+                page_counts,
+                map(places, first_pages),
+                map(places, second_pages),
+                map(sizes, first_pages),
+            )
+        ]
+        self._tensors = array("q", [len(parameters), *map(_at, self._columns)])
         self._threads = torch.get_num_threads()
 
     def measure(self) -> tuple[float, Sequence[int]]:
         squares = array("d", [0.0])
         assert _measure is not None
-        _measure(*self._arguments, _at(squares), _at(self.largest), self._known, self._threads)
+        _measure(_at(self._tensors), _at(squares), _at(self.largest), self._known, self._threads)
         return squares[0], self.largest
 
     def finite(self, settings: tuple[float, ...]) -> bool:
@@ -82,7 +89,7 @@ class _Arrays:
     def _call_update(self, settings: tuple[float, ...], write: bool) -> None:
         numbers = array("d", settings)
         assert _update is not None
-        _update(*self._arguments, _at(numbers), _at(self.largest), write, self._threads)
+        _update(_at(self._tensors), _at(numbers), _at(self.largest), write, self._threads)
 
 
 class _Remembered(NamedTuple):
@@ -108,11 +115,6 @@ def _recall(written: list[Tensor]) -> Sequence[int] | None:
         return None
     same = all(map(is_, [known() for known in last.tensors], written))
     return last.largest if same and last.versions == [*map(_version, written)] else None
-
-
-def _table(*columns: Iterable[int]) -> array:
-    """Structures of integers, one after another."""
-    return array("q", chain.from_iterable(zip(*columns, strict=True)))
 
 
 def _at(values: array) -> int:

@@ -13,6 +13,7 @@ namespace {
 constexpr int64_t ROWS = 16, COLUMNS = 256, CHUNK = ROWS * COLUMNS;
 constexpr int64_t ITEM = 16384;  // elements that a thread takes at a time
 
+// Elements of one tensor that lie together in every array.
 struct Item {
     float *parameter;
     const float *gradient;
@@ -32,10 +33,15 @@ struct Unit {
 
 }  // namespace
 
-struct Tensor {
-    float *parameter;
-    const float *gradient;
-    int64_t count, pages;
+// All arrays of a step, column by column. A tensor's moments lie in as many pages as `page_counts` says, one after
+// another over all tensors.
+struct Tensors {
+    int64_t count;
+    float *const *parameters;
+    const float *const *gradients;
+    const int64_t *sizes, *page_counts;
+    float *const *first_moments, *const *second_moments;
+    const int64_t *page_sizes;
 };
 
 struct Settings {
@@ -45,25 +51,28 @@ struct Settings {
 // The largest bit patterns of parameters and first moments without their signs, and of second moments with it.
 struct Largest {
     uint32_t parameter, first_moment, second_moment;
-};
 
-// The moments of consecutive elements of a tensor.
-struct Page {
-    float *first_moment, *second_moment;
-    int64_t count;
+    void include(const Largest &other) {
+        parameter = std::max(parameter, other.parameter);
+        first_moment = std::max(first_moment, other.first_moment);
+        second_moment = std::max(second_moment, other.second_moment);
+    }
 };
 
 namespace {
 
-// Elements of one tensor that lie together in every array.
-std::vector<Item> items_of(const Tensor *tensors, int64_t count, const Page *page) {
+std::vector<Item> items_of(const Tensors &t) {
     std::vector<Item> items;
-    for (const Tensor *t = tensors; t != tensors + count; t++) {
-        int64_t at = 0;
-        for (int64_t i = 0; i < t->pages; at += page->count, page++, i++)
-            for (int64_t j = 0; j < page->count; j += ITEM)
-                items.push_back({t->parameter + at + j, t->gradient + at + j, page->first_moment + j,
-                                 page->second_moment + j, std::min(ITEM, page->count - j)});
+    for (int64_t i = 0, page = 0; i < t.count; i++) {
+        float *parameter = t.parameters[i];
+        const float *gradient = t.gradients[i];
+        for (const int64_t end = page + t.page_counts[i]; page < end; page++) {
+            const int64_t size = t.page_sizes[page];
+            for (int64_t j = 0; j < size; j += ITEM)
+                items.push_back({parameter + j, gradient + j, t.first_moments[page] + j, t.second_moments[page] + j,
+                                 std::min(ITEM, size - j)});
+            parameter += size, gradient += size;
+        }
     }
     return items;
 }
@@ -72,16 +81,15 @@ void add_units(std::vector<Unit> &units, const float *values, int64_t count, int
     for (int64_t i = 0; i < count; i += step) units.push_back({values + i, std::min(step, count - i), measure});
 }
 
-// Tensor by tensor, so that what is measured last is still in the cache when the update begins with it.
-std::vector<Unit> units_of(const Tensor *tensors, int64_t count, const Page *page, bool only_gradients) {
+std::vector<Unit> units_of(const Tensors &t, bool only_gradients) {
     std::vector<Unit> units;
-    for (const Tensor *t = tensors; t != tensors + count; t++) {
-        add_units(units, t->gradient, t->count, CHUNK, SQUARES);
+    for (int64_t i = 0, page = 0; i < t.count; i++) {
+        add_units(units, t.gradients[i], t.sizes[i], CHUNK, SQUARES);
         if (only_gradients) continue;
-        add_units(units, t->parameter, t->count, ITEM, PARAMETER);
-        for (int64_t i = 0; i < t->pages; i++, page++) {
-            add_units(units, page->first_moment, page->count, ITEM, FIRST_MOMENT);
-            add_units(units, page->second_moment, page->count, ITEM, SECOND_MOMENT);
+        add_units(units, t.parameters[i], t.sizes[i], ITEM, PARAMETER);
+        for (const int64_t end = page + t.page_counts[i]; page < end; page++) {
+            add_units(units, t.first_moments[page], t.page_sizes[page], ITEM, FIRST_MOMENT);
+            add_units(units, t.second_moments[page], t.page_sizes[page], ITEM, SECOND_MOMENT);
         }
     }
     return units;
@@ -113,58 +121,137 @@ uint32_t largest_bits(const float *__restrict values, int64_t count, uint32_t ma
     return most;
 }
 
+// As many doubles as a register holds, four at least, and float32 values.
+constexpr int64_t DOUBLES = std::max(LANES / 2, 4);
+typedef double vd __attribute__((vector_size(8 * DOUBLES)));
+typedef float vs __attribute__((vector_size(4 * DOUBLES)));
+typedef uint32_t pattern __attribute__((vector_size(4 * DOUBLES)));
+
+// What vector extensions lack, or what GCC 12 does in halves or lane by lane.
+#if defined(__AVX512F__)
+INLINE vd widen(vs x) { return bits<vd>(_mm512_cvtps_pd(bits<__m256>(x))); }
+INLINE vs narrow(vd x) { return bits<vs>(_mm512_cvtpd_ps(bits<__m512d>(x))); }
+INLINE vd square_root(vd x) { return bits<vd>(_mm512_sqrt_pd(bits<__m512d>(x))); }
+INLINE vd fma(vd a, vd b, vd c) {
+    return bits<vd>(_mm512_fmadd_pd(bits<__m512d>(a), bits<__m512d>(b), bits<__m512d>(c)));
+}
+#elif defined(__AVX2__) && defined(__FMA__)
+INLINE vd widen(vs x) { return bits<vd>(_mm256_cvtps_pd(bits<__m128>(x))); }
+INLINE vs narrow(vd x) { return bits<vs>(_mm256_cvtpd_ps(bits<__m256d>(x))); }
+INLINE vd square_root(vd x) { return bits<vd>(_mm256_sqrt_pd(bits<__m256d>(x))); }
+INLINE vd fma(vd a, vd b, vd c) {
+    return bits<vd>(_mm256_fmadd_pd(bits<__m256d>(a), bits<__m256d>(b), bits<__m256d>(c)));
+}
+#else
+INLINE vd widen(vs x) { return __builtin_convertvector(x, vd); }
+INLINE vs narrow(vd x) { return __builtin_convertvector(x, vs); }
+INLINE vd square_root(vd x) {
+    for (int i = 0; i < DOUBLES; i++) x[i] = std::sqrt(x[i]);
+    return x;
+}
+INLINE vd fma(vd a, vd b, vd c) {
+    for (int i = 0; i < DOUBLES; i++) c[i] = __builtin_fma(a[i], b[i], c[i]);
+    return c;
+}
+#endif
+
+INLINE vd load_wide(const float *from) {
+    vs values;
+    std::memcpy(&values, from, sizeof values);
+    return widen(values);
+}
+
 // x / d, rounded as the division is: the product with 1 / d is off by an ulp at most, and its remainder, exact in a
 // fused multiply-add, corrects it (Markstein 1990). Without that instruction a division is faster.
-INLINE double quotient(double x, double d, double reciprocal) {
+INLINE vd quotient(vd x, double d, double reciprocal) {
 #if defined(__FMA__) || defined(__aarch64__)
-    double estimate = x * reciprocal;
-    return __builtin_fma(__builtin_fma(-estimate, d, x), reciprocal, estimate);
+    vd estimate = x * reciprocal;
+    return fma(fma(-estimate, vd{} + d, x), vd{} + reciprocal, estimate);
 #else
     (void)reciprocal;
     return x / d;
 #endif
 }
 
-// New values of [0, count), of which the largest patterns are returned; with WRITE they are stored.
+// Updates elements, a multiple of DOUBLES; their largest patterns. With WRITE the new values are stored.
 template <bool WRITE>
-Largest update(const Settings &s, int64_t count, float *__restrict parameter, const float *__restrict gradient,
-               float *__restrict first, float *__restrict second) {
-    const double reciprocal1 = 1.0 / s.correction1, reciprocal2 = 1.0 / s.correction2;
-    uint32_t of_parameter = 0, of_first = 0, of_second = 0;
-    for (int64_t i = 0; i < count; i++) {
-        double g = s.clip * gradient[i];
-        double m = s.beta1 * first[i] + (1.0 - s.beta1) * g;
-        double v = s.beta2 * second[i] + (1.0 - s.beta2) * g * g;
-        double denominator = std::sqrt(quotient(v, s.correction2, reciprocal2)) + s.epsilon;
-        float theta = float(parameter[i] - s.learning_rate * quotient(m, s.correction1, reciprocal1) / denominator);
-        of_parameter = std::max(of_parameter, bits<uint32_t>(theta) & 0x7FFFFFFF);
-        of_first = std::max(of_first, bits<uint32_t>(float(m)) & 0x7FFFFFFF);
-        of_second = std::max(of_second, bits<uint32_t>(float(v)));
-        if constexpr (WRITE) {
-            parameter[i] = theta;
-            first[i] = float(m);
-            second[i] = float(v);
-        }
+Largest update_vectors(const Settings &settings, const Item &item) {
+    const auto [clip, beta1, beta2, correction1, correction2, learning_rate, epsilon] = settings;
+    const double reciprocal1 = 1.0 / correction1, reciprocal2 = 1.0 / correction2;
+    const auto [parameter, gradient, first, second, count] = item;
+    pattern of_parameter = {}, of_first = {}, of_second = {};
+
+    auto put = [](float *to, vd values, pattern &largest, uint32_t mask) __attribute__((always_inline)) {
+        vs rounded = narrow(values);
+        pattern found = bits<pattern>(rounded) & mask;
+        largest = largest > found ? largest : found;
+        if constexpr (WRITE) std::memcpy(to, &rounded, sizeof rounded);
+    };
+    struct Terms {
+        vd mean, variance;  // lr m / (1 - b1^t), v / (1 - b2^t)
+    };
+    auto moments = [&](int64_t i) __attribute__((always_inline)) -> Terms {
+        vd g = load_wide(gradient + i) * clip;
+        vd m = load_wide(first + i) * beta1 + g * (1.0 - beta1);
+        vd v = load_wide(second + i) * beta2 + g * (1.0 - beta2) * g;
+        put(first + i, m, of_first, 0x7FFFFFFF);
+        put(second + i, v, of_second, 0xFFFFFFFF);
+        return {quotient(m, correction1, reciprocal1) * learning_rate, quotient(v, correction2, reciprocal2)};
+    };
+    auto parameters = [&](int64_t i, Terms at) __attribute__((always_inline)) {
+        vd change = at.mean / (square_root(at.variance) + epsilon);
+        put(parameter + i, load_wide(parameter + i) - change, of_parameter, 0x7FFFFFFF);
+    };
+    // Root and division take most of the time: the next moments come before them, so that they wait for nothing.
+    Terms next = moments(0);
+    for (int64_t i = DOUBLES; i < count; i += DOUBLES) {
+        const Terms terms = next;
+        next = moments(i);
+        parameters(i - DOUBLES, terms);
     }
-    return {of_parameter, of_first, of_second};
+    parameters(count - DOUBLES, next);
+    Largest all = {};
+    for (int i = 0; i < DOUBLES; i++) all.include({of_parameter[i], of_first[i], of_second[i]});
+    return all;
+}
+
+// Fewer than DOUBLES elements, beside zeros, which zeros remain.
+template <bool WRITE>
+Largest update_rest(const Settings &settings, const Item &item) {
+    float parameter[DOUBLES] = {}, gradient[DOUBLES] = {}, first[DOUBLES] = {}, second[DOUBLES] = {};
+    const size_t bytes = item.count * sizeof(float);
+    std::memcpy(parameter, item.parameter, bytes);
+    std::memcpy(gradient, item.gradient, bytes);
+    std::memcpy(first, item.first_moment, bytes);
+    std::memcpy(second, item.second_moment, bytes);
+    const Largest largest = update_vectors<WRITE>(settings, {parameter, gradient, first, second, DOUBLES});
+    if constexpr (WRITE) {
+        std::memcpy(item.parameter, parameter, bytes);
+        std::memcpy(item.first_moment, first, bytes);
+        std::memcpy(item.second_moment, second, bytes);
+    }
+    return largest;
+}
+
+template <bool WRITE>
+Largest update(const Settings &settings, const Item &item) {
+    const auto [parameter, gradient, first, second, count] = item;
+    const int64_t rest = count % DOUBLES, even = count - rest;
+    Largest all = {};
+    if (even) all.include(update_vectors<WRITE>(settings, {parameter, gradient, first, second, even}));
+    if (rest)
+        all.include(update_rest<WRITE>(settings, {parameter + even, gradient + even, first + even, second + even, rest}));
+    return all;
 }
 
 template <bool WRITE>
 Largest update_all(const std::vector<Item> &items, const Settings &settings, int threads) {
     std::vector<Largest> found(items.size());
     parallel_for(items.size(), 1, threads, [&](int64_t begin, int64_t end) {
-        for (int64_t i = end - 1; i >= begin; i--) {
-            const Item &at = items[i];
-            found[i] =
-                update<WRITE>(settings, at.count, at.parameter, at.gradient, at.first_moment, at.second_moment);
-        }
+        for (int64_t i = begin; i < end; i++) found[i] = update<WRITE>(settings, items[i]);
     });
     Largest all = {};
-    for (const Largest &one : found) {
-        all.parameter = std::max(all.parameter, one.parameter);
-        all.first_moment = std::max(all.first_moment, one.first_moment);
-        all.second_moment = std::max(all.second_moment, one.second_moment);
-    }
+    for (const Largest &one : found) all.include(one);
     return all;
 }
 
@@ -172,9 +259,9 @@ Largest update_all(const std::vector<Item> &items, const Settings &settings, int
 
 // The sum of squares of all gradients, and the largest bit patterns, in the order of Largest, unless the caller knows
 // them.
-EXPORT int riftco_adam_measure(const Tensor *tensors, int64_t count, const Page *pages, double *squares,
-                               uint32_t *largest, int64_t known, int64_t threads) {
-    const std::vector<Unit> units = units_of(tensors, count, pages, known);
+EXPORT int riftco_adam_measure(const Tensors *tensors, double *squares, uint32_t *largest, int64_t known,
+                               int64_t threads) {
+    const std::vector<Unit> units = units_of(*tensors, known);
     std::vector<double> sums(units.size());
     std::vector<uint32_t> most(units.size());
     parallel_for(units.size(), 8, threads, [&](int64_t begin, int64_t end) {
@@ -193,9 +280,9 @@ EXPORT int riftco_adam_measure(const Tensor *tensors, int64_t count, const Page 
 }
 
 // The largest bit patterns of the new values, which are stored if `write` says so.
-EXPORT int riftco_adam_update(const Tensor *tensors, int64_t count, const Page *pages, const Settings *settings,
-                              Largest *largest, int64_t write, int64_t threads) {
-    const std::vector<Item> items = items_of(tensors, count, pages);
+EXPORT int riftco_adam_update(const Tensors *tensors, const Settings *settings, Largest *largest, int64_t write,
+                              int64_t threads) {
+    const std::vector<Item> items = items_of(*tensors);
     *largest = write ? update_all<true>(items, *settings, threads) : update_all<false>(items, *settings, threads);
     return 0;
 }
