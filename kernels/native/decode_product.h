@@ -54,7 +54,7 @@ INLINE void finish(const Target &to, int64_t row, int64_t column, vf value) {
     if (column >= to.columns) return;
     float *out = to.out + row * to.row + column;
     if (to.after == ADD) value = load(out) + value;
-    if (to.after == GELU) value = value * normal(value).cdf;
+    if (to.after == GELU) value = value * normal<float>(value).cdf;
     if (column + LANES <= to.columns) store(out, value);
     else store_first(out, value, to.columns - column);
 }

@@ -5,8 +5,9 @@
 constexpr int64_t GRAIN = 16384;  // elements that are worth a thread
 
 // One vector of dx; `z` comes from lanes beyond the end as 0 and its gradient as 0.
+template <class T>
 INLINE vf derivative(vf gradient, vf z) {
-    Normal n = normal(z);
+    Normal n = normal<T>(z);
     return gradient * fma(z, n.density, n.cdf);
 }
 
@@ -14,7 +15,7 @@ template <class T>
 static void forward_row(const T *x, const float *bias, T *y, int64_t width) {
     auto one = [&](vf value, vf shift) __attribute__((always_inline)) {
         vf z = value + shift;
-        return z * normal(z).cdf;
+        return z * normal<T>(z).cdf;
     };
     int64_t c = 0;
     for (; c + LANES <= width; c += LANES) store(y + c, one(load(x + c), bias ? load(bias + c) : vf{}));
@@ -27,13 +28,13 @@ template <class T>
 static void backward_row(const T *gradient, const T *x, const float *bias, T *dx, float *sums, int64_t width) {
     int64_t c = 0;
     for (; c + LANES <= width; c += LANES) {
-        vf d = derivative(load(gradient + c), load(x + c) + (bias ? load(bias + c) : vf{}));
+        vf d = derivative<T>(load(gradient + c), load(x + c) + (bias ? load(bias + c) : vf{}));
         store(dx + c, d);
         if (sums) store(sums + c, load(sums + c) + d);
     }
     if (int64_t rest = width - c) {
         vf z = load_first(x + c, rest) + (bias ? load_first(bias + c, rest) : vf{});
-        vf d = derivative(load_first(gradient + c, rest), z);
+        vf d = derivative<T>(load_first(gradient + c, rest), z);
         store_first(dx + c, d, rest);
         if (sums) store_first(sums + c, load_first(sums + c, rest) + d, rest);
     }

@@ -64,7 +64,7 @@ static void multiply_block(const Panels &panels, int64_t rows, int64_t columns, 
 static inline void finish_row(const Product &p, float *c, const float *z, float *other, int64_t count) {
     auto one = [&](vf value, vf before) __attribute__((always_inline)) {
         vf at = p.finish == Finish::GELU ? value : before;
-        Normal n = normal(at);
+        Normal n = normal<float>(at);
         return std::pair{at * n.cdf, value * fma(at, n.density, n.cdf)};
     };
     int64_t j = 0;

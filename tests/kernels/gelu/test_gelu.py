@@ -82,6 +82,21 @@ def test_the_sum_with_the_bias_is_not_rounded(implementation) -> None:
     torch.testing.assert_close(gelu(x, bias).double(), exact, rtol=2**-8, atol=0)
 
 
+@pytest.mark.skipif(cpu._forward is None, reason="no native code was built")
+def test_compiled_code_rounds_every_bfloat16_value_as_nearly_exact_ones_round() -> None:
+    x = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+    x = x[(2**-100 < x.abs()) & (x.abs() < 13)].requires_grad_()  # where results are no subnormal numbers
+    z = x.detach().double()
+    cdf = torch.special.erfc(-z / math.sqrt(2)) / 2
+    slope = cdf + z * torch.exp(-z * z / 2) / math.sqrt(2 * math.pi)
+    y = gelu(x)
+    y.backward(torch.ones_like(y))
+    cancelled = 2e-5  # the derivative's terms are opposite at -0.75
+    for actual, exact, beside in ((y.detach(), z * cdf, 0), (x.grad, slope, cancelled)):
+        last_place = torch.ldexp(torch.ones_like(exact), torch.frexp(exact).exponent - 8)
+        assert bool(((actual.double() - exact).abs() <= 0.505 * last_place + beside).all())
+
+
 def test_rows_beyond_two_billion_elements_are_found(implementation) -> None:
     x, upstream = (far_apart(random(2, 16, seed=seed, dtype=torch.bfloat16)) for seed in (0, 1))
     check(x, random(16, dtype=torch.bfloat16), upstream)
