@@ -29,7 +29,8 @@ struct Pages {
     const int64_t *table;
     int64_t page_size;
 
-    // Where the rows of a block's positions [begin, end) lie; they are on their way to the cache then.
+    // Where the rows of a block's positions [begin, end) lie; they are on their way to the second cache then, because two
+    // blocks fill the first.
     void find(int64_t begin, int64_t end, int64_t width, Block<T> &block) const {
         const T **key_rows = block.keys, **value_rows = block.values;
         for (int64_t logical = begin / page_size, slot = begin % page_size; begin < end; logical++, slot = 0) {
@@ -38,8 +39,8 @@ struct Pages {
                 *key_rows++ = keys + page * key_page + slot * key_slot;
                 *value_rows++ = values + page * value_page + slot * value_slot;
                 for (int64_t c = 0; c < width; c += LINE / int64_t(sizeof(T))) {
-                    __builtin_prefetch(key_rows[-1] + c);
-                    __builtin_prefetch(value_rows[-1] + c);
+                    __builtin_prefetch(key_rows[-1] + c, 0, 2);
+                    __builtin_prefetch(value_rows[-1] + c, 0, 2);
                 }
             }
         }
