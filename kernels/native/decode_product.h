@@ -166,7 +166,11 @@ struct Codes {
         __m256i codes = _mm256_and_si256(upper ? _mm256_srli_epi16(bytes, 4) : bytes, _mm256_set1_epi8(15));
         __m256i a = _mm256_shuffle_epi8(low, codes), b = _mm256_shuffle_epi8(high, codes);
         __m256i both[2] = {_mm256_unpacklo_epi8(a, b), _mm256_unpackhi_epi8(a, b)};
+#if RIFTCO_LANES == 16  // through memory the wider load would wait for both stores
+        out[0] = bits<vi>(_mm512_inserti64x4(_mm512_castsi256_si512(both[0]), both[1], 1));
+#else
         std::memcpy(&out, both, sizeof out);
+#endif
 #else
         int16_t decoded[PANEL][2];
         for (int o = 0; o < PANEL; o++)
