@@ -175,9 +175,9 @@ class Engine:
 
     def _check(self, request: GenerationRequest) -> None:
         size, capacity = len(self._vocabulary), self._scheduler.capacity
-        outside = next((i for i in request.prompt_ids if not 0 <= i < size), None)
-        if outside is not None:
-            raise ValueError(f"token id {outside} is outside the vocabulary of {size}")
+        for extreme in (min(request.prompt_ids), max(request.prompt_ids)):
+            if not 0 <= extreme < size:
+                raise ValueError(f"token id {extreme} is outside the vocabulary of {size}")
         if request.sampling.top_k is not None and request.sampling.top_k > size:
             raise ValueError(f"top_k must not exceed the vocabulary of {size}")
         if request.choices > self._limit:

@@ -78,7 +78,7 @@ class GenerationRequest:
             _require_real("seconds", self.seconds, "be above 0", lambda x: x > 0)
         if not self.prompt_ids:
             raise ValueError("prompt must encode to at least one token")
-        if any(type(token_id) is not int for token_id in self.prompt_ids):
+        if {*map(type, self.prompt_ids)} != {int}:
             raise TypeError("prompt_ids must be integers")
         if isinstance(self.stop, str) or any(not isinstance(text, str) or not text for text in self.stop):
             raise ValueError("stop must hold non-empty strings")

@@ -82,7 +82,7 @@ class ModelRunner:
             token_ids.extend(sequence.tokens[first : first + one.count])
             positions.extend(range(one.begin, one.begin + one.count))
             unused = self._table_width - len(sequence.pages)
-            table.extend((sequence.pages + [0] * unused) * one.count)
+            table += array("q", sequence.pages + [0] * unused) * one.count
             needs += bytes(one.count - 1)
             needs.append(one.samples)
         rows = (

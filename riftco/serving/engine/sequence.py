@@ -45,8 +45,11 @@ class Sequence:
         self.leader: Self | None = None
         sampling = request.sampling
         self.greedy = not sampling.temperature and not sampling.penalizes
-        self._random = Random(sampling.seed if choice == 0 else _choice_seed(sampling.seed, choice))
-        self.uniform = self._random.random() if sampling.temperature else 0.0
+        self._random: Random | None = None
+        self.uniform = 0.0
+        if sampling.temperature:
+            self._random = Random(sampling.seed if choice == 0 else _choice_seed(sampling.seed, choice))
+            self.uniform = self._random.random()
 
     @property
     def prompt_tokens(self) -> int:
@@ -74,7 +77,7 @@ class Sequence:
     def append(self, token_id: int) -> None:
         """A sampled token; the next draw gets the next random number."""
         self.tokens.append(token_id)
-        if self.request.sampling.temperature:
+        if self._random is not None:
             self.uniform = self._random.random()
 
     def page_keys(self, page_size: int, count: int) -> list[bytes]:
