@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from kernels.dispatch import Operation
-from kernels.lora_linear import cpu, reference
+from kernels.lora_linear import cpu, path, reference
 from kernels.nf4 import FLOATING, PackedNf4
 from kernels.nf4.packed import SCHEMA, Weight
 from kernels.operators import define
@@ -91,14 +91,14 @@ def _dense(
 ) -> tuple[Tensor, Tensor]:
     rows = _matrix(x)
     base = partial(_product, rows, weight, bias, half)
-    return _shaped(x, *reference.forward(rows, lora_a, lora_b, scale, base))
+    return _shaped(x, *path.forward(rows, lora_a, lora_b, scale, base))
 
 
 def _packed(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     w, (bias, lora_a, lora_b, scale, half) = Weight(*rest[:8]), rest[8:]
     rows = _matrix(x)
     base = partial(_packed_product, rows, w, bias, half)
-    return _shaped(x, *reference.forward(rows, lora_a, lora_b, scale, base))
+    return _shaped(x, *path.forward(rows, lora_a, lora_b, scale, base))
 
 
 def _shaped(x: Tensor, y: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -118,7 +118,7 @@ def _dense_backward(
 ) -> list[Tensor]:
     rows = _matrix(upstream)
     base = partial(_gradient, rows, weight, half)
-    found = reference.backward(rows, _matrix(x), hidden, lora_a, lora_b, scale, base, needed)
+    found = path.backward(rows, _matrix(x), hidden, lora_a, lora_b, scale, base, needed)
     return _shaped_gradients(x, found, needed)
 
 
@@ -126,7 +126,7 @@ def _packed_backward(upstream: Tensor, x: Tensor, hidden: Tensor, *rest: Any) ->
     w, (lora_a, lora_b, scale, needed, half) = Weight(*rest[:8]), rest[8:]
     rows = _matrix(upstream)
     base = partial(_packed_gradient, rows, w, half)
-    found = reference.backward(rows, _matrix(x), hidden, lora_a, lora_b, scale, base, needed)
+    found = path.backward(rows, _matrix(x), hidden, lora_a, lora_b, scale, base, needed)
     return _shaped_gradients(x, found, needed)
 
 

@@ -1,11 +1,7 @@
-"""The low-rank path (Hu et al. 2021) around any base product, forward and backward, in torch operations.
+"""The parts of the low-rank path in torch operations: its narrow products, and base products that it adds to.
 
-The base product, forward and backward, is a fresh tensor that the low-rank products are added to as they are
-computed, so that no product of full size is made only to be added. What is narrow comes first in a product:
-on CPUs the other order takes up to ten times as long.
+What is narrow comes first in a product: on CPUs the other order takes up to ten times as long.
 """
-
-from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
@@ -14,42 +10,14 @@ from kernels.nf4 import linear_backward, linear_forward
 from kernels.nf4.packed import Weight
 
 
-def forward(
-    x: Tensor, lora_a: Tensor, lora_b: Tensor, scale: float, base: Callable[[Tensor, Tensor, float], Tensor]
-) -> tuple[Tensor, Tensor]:
-    """y = base(hidden, B^T, scale), which is x W^T + bias + scale hidden B^T, and hidden = x A^T."""
-    hidden = (lora_a @ x.T).T.contiguous()
-    return base(hidden, lora_b.T, scale), hidden
+def narrow_product(x: Tensor, factors: Tensor, scale: float) -> Tensor:
+    """scale x factors^T, contiguous `[n, rank]`; x `[n, width]`, factors `[rank, width]`."""
+    return (factors @ x.T).T.contiguous().mul_(scale)
 
 
-def backward(
-    upstream: Tensor,
-    x: Tensor,
-    hidden: Tensor,
-    lora_a: Tensor,
-    lora_b: Tensor,
-    scale: float,
-    base: Callable[[Tensor, Tensor], Tensor],
-    needed: Sequence[bool],
-) -> list[Tensor]:
-    """The needed gradients of x, weight, bias, A and B, in this order; everything is [n, width].
-
-    base: (left, right) to upstream W + left right.
-    """
-    for_x, for_weight, for_bias, for_a, for_b = needed
-    gradients = []
-    through = (lora_b.T @ upstream.T).T.contiguous().mul_(scale) if for_x or for_a else upstream
-    if for_x:
-        gradients.append(base(through, lora_a))
-    if for_weight:
-        gradients.append(upstream.T @ x)
-    if for_bias:
-        gradients.append(upstream.sum(0))
-    if for_a:
-        gradients.append(through.T @ x)
-    if for_b:
-        gradients.append((hidden.T @ upstream).T.contiguous().mul_(scale))
-    return gradients
+def narrow_gradient(left: Tensor, x: Tensor, scale: float) -> Tensor:
+    """scale left^T x, `[rank, width]`; left `[n, rank]`, x `[n, width]`."""
+    return (left.T @ x).mul_(scale)
 
 
 def add_to_product(
