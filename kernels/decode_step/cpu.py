@@ -165,7 +165,7 @@ def step(
     """As `decode_step`; None, with nothing written, if a token, position or table does not fit."""
     assert _native is not None
     model, count = panels.model, len(token_ids)
-    needed = count if needs_logits is None else int(needs_logits.count_nonzero())
+    needed = count if needs_logits is None else needs_logits.tolist().count(True)
     logits = torch.empty(needed, model.vocabulary)
     token_ids, positions = token_ids.contiguous(), positions.contiguous()
     table = page_table.to(torch.int64).contiguous()

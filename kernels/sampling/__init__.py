@@ -165,8 +165,8 @@ def _checked(logits: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
 
 
 def _require_drawn(ids: Tensor) -> Tensor:
-    if not ids.is_meta and ids.numel() and int(ids.min()) < 0:
-        row = int(ids.argmin())
+    if not ids.is_meta and -1 in (found := ids.tolist()):  # no operation: a list of a few rows costs less
+        row = found.index(-1)
         raise ValueError(
             f"row {row} has logits that are not finite, before or after its penalties; "
             "a model that gives NaN or infinity is broken"

@@ -132,7 +132,7 @@ class Event:
 def _require_real(
     name: str, value: object, rule: str = "", holds: Callable[[float], bool] = lambda _: True
 ) -> None:
-    if isinstance(value, bool) or not isinstance(value, Real):
+    if type(value) is not float and (isinstance(value, bool) or not isinstance(value, Real)):
         raise TypeError(f"{name} must be a real number")
     try:
         number = float(value)
