@@ -7,15 +7,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from kernels.linear.cpu import covers, product
-from kernels.native import Float, Integer, Pointer, function
+from kernels.native import Float, Integer, Pointer, function, library
 from kernels.nf4 import panels
 from kernels.nf4.cpu import decode, multiplied
 from kernels.nf4.packed import Weight
 
-_RANKS = 8  # of which the compiled code takes a multiple
+_RANKS = (8, 16)
+_FEWEST_ROWS = 256
 
 _narrow_product = function(
     "riftco_narrow_product", Pointer, *[Integer] * 3, Pointer, Integer, Float, Pointer, Integer
@@ -23,35 +23,36 @@ _narrow_product = function(
 _narrow_gradient = function(
     "riftco_narrow_gradient", Pointer, *[Integer] * 3, Pointer, Integer, Float, Pointer, Integer
 )
+_fast = _narrow_gradient is not None and library().riftco_lanes() == 16  # type: ignore[union-attr]
 
 
 def narrow_product(x: Tensor, factors: Tensor, scale: float) -> Any:
-    """As `reference.narrow_product`; NotImplemented for other than float32 rows in one piece."""
-    if _narrow_product is None or not _covers(x, factors):
+    """As `reference.narrow_product`; NotImplemented where that takes no longer or x is not float32."""
+    if not _covers(x, factors, len(factors)):
         return NotImplemented
-    rank = len(factors)
-    factors = (pad(factors, (0, 0, 0, -rank % _RANKS)) if rank % _RANKS else factors).contiguous()
+    factors = factors.contiguous()
     out = x.new_empty(len(x), len(factors))
     numbers = (len(factors), scale, out.data_ptr(), torch.get_num_threads())
-    _narrow_product(x.data_ptr(), *x.shape, x.stride(0), factors.data_ptr(), *numbers)
-    return out[:, :rank].contiguous()
+    _narrow_product(x.data_ptr(), *x.shape, x.stride(0), factors.data_ptr(), *numbers)  # type: ignore[misc]
+    return out
 
 
 def narrow_gradient(left: Tensor, x: Tensor, scale: float) -> Any:
-    """As `reference.narrow_gradient`; NotImplemented where `narrow_product` gives it."""
-    if _narrow_gradient is None or not _covers(x, left):
+    """As `reference.narrow_gradient`; NotImplemented as for `narrow_product`."""
+    if not _covers(x, left, left.shape[1]):
         return NotImplemented
-    rank = left.shape[1]
-    left = (pad(left, (0, -rank % _RANKS)) if rank % _RANKS else left).contiguous()
+    left = left.contiguous()
     out = x.new_empty(left.shape[1], x.shape[1])
     numbers = (left.shape[1], scale, out.data_ptr(), torch.get_num_threads())
-    _narrow_gradient(x.data_ptr(), *x.shape, x.stride(0), left.data_ptr(), *numbers)
-    return out[:rank]
+    _narrow_gradient(x.data_ptr(), *x.shape, x.stride(0), left.data_ptr(), *numbers)  # type: ignore[misc]
+    return out
 
 
-def _covers(x: Tensor, other: Tensor) -> bool:
+def _covers(x: Tensor, other: Tensor, rank: int) -> bool:
+    """Whether these are float32, x in rows in one piece, and our own code is the faster one."""
     alike = x.dtype == other.dtype == torch.float32 and x.device.type == other.device.type == "cpu"
-    return alike and x.stride(1) == 1 and bool(x.numel() and other.numel())
+    fits = x.stride(1) == 1 and len(x) >= _FEWEST_ROWS and x.numel() > 0 and rank in _RANKS
+    return _fast and alike and fits
 
 
 def forward(

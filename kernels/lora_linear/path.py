@@ -11,15 +11,15 @@ from torch import Tensor
 from kernels.dispatch import Operation
 from kernels.lora_linear import cpu, reference
 
-_product = Operation("narrow_product", torch=reference.narrow_product, native=cpu.narrow_product)
-_gradient = Operation("narrow_gradient", torch=reference.narrow_gradient, native=cpu.narrow_gradient)
+_narrow_product = Operation("narrow_product", torch=reference.narrow_product, native=cpu.narrow_product)
+_narrow_gradient = Operation("narrow_gradient", torch=reference.narrow_gradient, native=cpu.narrow_gradient)
 
 
 def forward(
     x: Tensor, lora_a: Tensor, lora_b: Tensor, scale: float, base: Callable[[Tensor, Tensor, float], Tensor]
 ) -> tuple[Tensor, Tensor]:
     """y = base(hidden, B^T, scale), which is x W^T + bias + scale hidden B^T, and hidden = x A^T."""
-    hidden = _product(x, lora_a, 1.0)
+    hidden = _narrow_product(x, lora_a, 1.0)
     return base(hidden, lora_b.T, scale), hidden
 
 
@@ -39,7 +39,7 @@ def backward(
     """
     for_x, for_weight, for_bias, for_a, for_b = needed
     gradients = []
-    through = _product(upstream, lora_b.T, scale) if for_x or for_a else upstream
+    through = _narrow_product(upstream, lora_b.T, scale) if for_x or for_a else upstream
     if for_x:
         gradients.append(base(through, lora_a))
     if for_weight:
@@ -47,7 +47,7 @@ def backward(
     if for_bias:
         gradients.append(upstream.sum(0))
     if for_a:
-        gradients.append(_gradient(through, x, 1.0))
+        gradients.append(_narrow_gradient(through, x, 1.0))
     if for_b:
-        gradients.append(_gradient(hidden, upstream, scale).T.contiguous())
+        gradients.append(_narrow_gradient(hidden, upstream, scale).T.contiguous())
     return gradients

@@ -128,14 +128,14 @@ typedef float vs __attribute__((vector_size(4 * DOUBLES)));
 typedef uint32_t pattern __attribute__((vector_size(4 * DOUBLES)));
 
 // What vector extensions lack, or what GCC 12 does in halves or lane by lane.
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) && RIFTCO_LANES == 16
 INLINE vd widen(vs x) { return bits<vd>(_mm512_cvtps_pd(bits<__m256>(x))); }
 INLINE vs narrow(vd x) { return bits<vs>(_mm512_cvtpd_ps(bits<__m512d>(x))); }
 INLINE vd square_root(vd x) { return bits<vd>(_mm512_sqrt_pd(bits<__m512d>(x))); }
 INLINE vd fma(vd a, vd b, vd c) {
     return bits<vd>(_mm512_fmadd_pd(bits<__m512d>(a), bits<__m512d>(b), bits<__m512d>(c)));
 }
-#elif defined(__AVX2__) && defined(__FMA__)
+#elif defined(__AVX2__) && defined(__FMA__) && RIFTCO_LANES == 8
 INLINE vd widen(vs x) { return bits<vd>(_mm256_cvtps_pd(bits<__m128>(x))); }
 INLINE vs narrow(vd x) { return bits<vs>(_mm256_cvtpd_ps(bits<__m256d>(x))); }
 INLINE vd square_root(vd x) { return bits<vd>(_mm256_sqrt_pd(bits<__m256d>(x))); }
@@ -173,7 +173,7 @@ INLINE vd quotient(vd x, double d, double reciprocal) {
 #endif
 }
 
-// Updates elements, a multiple of DOUBLES; their largest patterns. With WRITE the new values are stored.
+// The largest patterns of the new values of elements, a multiple of DOUBLES; with WRITE they are stored too.
 template <bool WRITE>
 Largest update_vectors(const Settings &settings, const Item &item) {
     const auto [clip, beta1, beta2, correction1, correction2, learning_rate, epsilon] = settings;
@@ -215,7 +215,7 @@ Largest update_vectors(const Settings &settings, const Item &item) {
     return all;
 }
 
-// Fewer than DOUBLES elements, beside zeros, which zeros remain.
+// Fewer than DOUBLES elements, with zeros behind them to the width of a vector: zeros stay what they are.
 template <bool WRITE>
 Largest update_rest(const Settings &settings, const Item &item) {
     float parameter[DOUBLES] = {}, gradient[DOUBLES] = {}, first[DOUBLES] = {}, second[DOUBLES] = {};

@@ -25,6 +25,7 @@ RATES = {
     "maximum_gradient_norm": 1.0,
 }
 SHAPES = [(3, 7), (1,), (4097,), (2, 1500), (16, 16)]
+LONG = [(2 * 16384 + 13,)]  # more than a thread takes at a time
 
 
 class State:
@@ -109,7 +110,7 @@ def definition(state: State, **changes: float) -> tuple[float, list[np.ndarray]]
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("size", [1.0, 1e-5, 1e-30, 1e15])
 def test_steps_are_those_of_the_contract(name: str, size: float, monkeypatch) -> None:
-    state = State(SHAPES[:3] if name == "triton" else SHAPES, size=size)
+    state = State(SHAPES[:3] if name == "triton" else SHAPES + LONG, size=size)
     with running(name, state, monkeypatch):
         for _ in range(1 if name == "triton" else 3):
             norm, expected = definition(state)
@@ -122,11 +123,11 @@ def test_steps_are_those_of_the_contract(name: str, size: float, monkeypatch) ->
 
 @pytest.mark.parametrize("name", ALL)
 def test_pages_of_any_size_give_the_same(name: str, monkeypatch) -> None:
-    shapes = [(3, 7), (4097,)]
+    shapes = [(3, 7), (4097,)] + ([] if name == "triton" else LONG)
     expected = State(shapes)
     with use("torch"):
         stats = expected.step()
-    for size in (7, 1000, 4096, 9999):
+    for size in (7, 1000, 4096, 20_000):
         if name == "triton" and size == 7:
             continue
         state = State(shapes, page=size)
@@ -175,10 +176,10 @@ def test_the_norm_of_extreme_gradients_neither_overflows_nor_vanishes(name: str,
     assert all(bool(x.isfinite().all()) for x in state.written())
 
 
-def spoil(array: str, index: int, value: float) -> Callable[[State], None]:
+def spoil(array: str, index: int, value: float, at: int = -1) -> Callable[[State], None]:
     def change(state: State) -> None:
         whole_array = getattr(state, array)[index]
-        whole_array.view(-1)[-1] = value
+        whole_array.view(-1)[at] = value
 
     return change
 
@@ -191,6 +192,10 @@ SPOILED = {
     "first moment nan": (spoil("first", -1, math.nan), {}, "updated value"),
     "second moment infinite": (spoil("second", -1, math.inf), {}, "updated value"),
     "second moment negative": (spoil("second", -1, -1.0), {}, "updated value"),
+    "gradient nan, the first": (spoil("gradients", -1, math.nan, 0), {}, "gradient norm is nan"),
+    "parameter nan, the first": (spoil("parameters", -1, math.nan, 0), {}, "updated value"),
+    "first moment nan, in between": (spoil("first", -1, math.nan, 5), {}, "updated value"),
+    "second moment negative, in between": (spoil("second", -1, -1.0, 500), {}, "updated value"),
     "update too large": (lambda state: None, {"learning_rate": 3e38, "epsilon": 1e-30}, "updated value"),
     "square too large": (
         lambda state: spoil("gradients", -1, 1e30)(state),
