@@ -165,7 +165,7 @@ def _checked(logits: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
 
 
 def _require_drawn(ids: Tensor) -> Tensor:
-    if not ids.is_meta and -1 in (found := ids.tolist()):  # no operation: a list of a few rows costs less
+    if not ids.is_meta and -1 in (found := ids.tolist()):  # cheaper than a torch operation on a few ids
         row = found.index(-1)
         raise ValueError(
             f"row {row} has logits that are not finite, before or after its penalties; "

@@ -10,14 +10,19 @@ from tests.kernels.cases import LAYOUTS, assert_as_exact_as, bits, random, runni
 SHAPES = [(1, 1, 8), (2, 16, 16), (3, 15, 8), (9, 100, 16), (65, 64, 8), (300, 257, 8)]
 
 
-@pytest.fixture(params=["torch", "native"])
-def implementation(request, monkeypatch):
+@pytest.fixture
+def compiled(monkeypatch) -> None:
     """The compiled code also where it is not the faster one."""
+    if library() is None:
+        pytest.skip("no native code was built")
+    monkeypatch.setattr(cpu, "_fast", True)
+    monkeypatch.setattr(cpu, "_FEWEST_ROWS", 1)
+
+
+@pytest.fixture(params=["torch", "native"])
+def implementation(request):
     if request.param == "native":
-        if library() is None:
-            pytest.skip("no native code was built")
-        monkeypatch.setattr(cpu, "_fast", True)
-        monkeypatch.setattr(cpu, "_FEWEST_ROWS", 1)
+        request.getfixturevalue("compiled")
     with running(request.param):
         yield request.param
 
@@ -61,9 +66,7 @@ def test_nothing_gives_nothing(implementation) -> None:
 
 
 @pytest.mark.parametrize(("rows", "width", "rank"), SHAPES)
-def test_the_number_of_threads_does_not_show(implementation, rows, width, rank) -> None:
-    if implementation == "torch":
-        pytest.skip("torch's libraries promise it for one number only")
+def test_the_number_of_threads_does_not_show_in_compiled_code(compiled, rows, width, rank) -> None:
     x, factors, left = random(rows, width), random(rank, width, seed=1), random(rows, rank, seed=2)
     found = []
     before = torch.get_num_threads()
