@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.utils.flop_counter import FlopCounterMode
 
 from kernels.cross_entropy import (
     _linear_cross_entropy,
@@ -18,6 +17,7 @@ from kernels.cross_entropy import (
 )
 from kernels.linear import cpu as linear_cpu
 from kernels.linear.reference import has_matrix_units
+from kernels.operators import flop_counter
 from tests.kernels.cases import (
     DTYPES,
     IMPLEMENTATIONS,
@@ -317,6 +317,6 @@ def test_compiling_changes_nothing() -> None:
 
 def test_its_products_are_counted() -> None:
     x, weight, bias = leaves(*inputs(9, 3, 7))
-    with FlopCounterMode(display=False) as counter:
+    with flop_counter(display=False) as counter:
         linear_cross_entropy(x.detach(), weight, bias, targets_for(9, 7))
     assert counter.get_total_flops() == 2 * (2 * 9 * 3 * 7)

@@ -6,9 +6,9 @@ import math
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
-from torch.utils.flop_counter import FlopCounterMode
 
 from kernels import flash_attention
+from kernels.operators import flop_counter
 from tests.kernels.cases import virtual
 from tests.kernels.flash_attention.running import IMPLEMENTATIONS, among_nan, running
 
@@ -352,7 +352,7 @@ def test_it_compiles_without_a_break() -> None:
 
 def test_operations_are_counted() -> None:
     q, k, v, upstream = problem((2, 3, 4, 6, 8))
-    with FlopCounterMode(display=False) as counter:
+    with flop_counter(display=False) as counter:
         attend([q, k, v, upstream])
     pairs = 3 + 4 + 5 + 6
     assert counter.get_total_flops() == 2 * 3 * pairs * 8 * (4 + 10)

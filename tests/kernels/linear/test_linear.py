@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.utils.flop_counter import FlopCounterMode
 
 from kernels import feed_forward, linear, lora_linear, nf4_linear, quantize_nf4
 from kernels.linear import _feed_forward, _feed_forward_backward, _linear, _linear_backward, cpu, reference
 from kernels.linear.reference import has_matrix_units, multiplies_bfloat16
+from kernels.operators import flop_counter
 from tests.kernels.cases import LAYOUTS, assert_as_exact_as, bits, leaves, random, running
 
 SIZES = [(32, 1, 1), (33, 5, 17), (48, 16, 6), (97, 257, 31), (200, 40, 130), (35, 600, 2100)]
@@ -287,9 +287,9 @@ def test_compiling_changes_nothing() -> None:
 
 
 def test_products_are_counted() -> None:
-    with FlopCounterMode(display=False) as counter:
+    with flop_counter(display=False) as counter:
         run_linear(*leaves(*layer(40, 6, 8))).sum().backward()
     assert counter.get_total_flops() == 3 * 2 * 40 * 6 * 8
-    with FlopCounterMode(display=False) as counter:
+    with flop_counter(display=False) as counter:
         feed_forward(*leaves(*network(40, 6, 8))).sum().backward()
     assert counter.get_total_flops() == 6 * 2 * 40 * 6 * 8

@@ -14,6 +14,7 @@ from kernels.linear import cpu as linear_cpu
 from kernels.lora_linear import lora_linear
 from kernels.native import library
 from kernels.nf4 import PackedNf4, dequantize_nf4, quantize_nf4
+from kernels.operators import flop_counter
 from tests.kernels.lab import sanitize
 
 FAST = ["torch", *(["native"] if library() else [])]
@@ -261,11 +262,9 @@ def test_a_compiled_function_gives_the_same(base: str) -> None:
 
 @pytest.mark.parametrize("base", BASES)
 def test_products_are_counted(base: str) -> None:
-    from torch.utils.flop_counter import FlopCounterMode
-
     arguments = layer(base)
     leaves = require_gradients(arguments)
-    with FlopCounterMode(display=False) as counter:
+    with flop_counter(display=False) as counter:
         lora_linear(*arguments.values(), SCALE).sum().backward()
     weight, a, b = 5 * 70 * 17, 5 * 70 * 3, 5 * 3 * 17
     assert len(leaves) == (4 if base == "packed" else 5)

@@ -8,6 +8,7 @@ from torch.nn.functional import linear
 
 from kernels.linear import cpu as linear_cpu
 from kernels.nf4 import PackedNf4, dequantize_nf4, nf4_linear, panels, quantize_nf4
+from kernels.operators import flop_counter
 from tests.kernels.cases import guarded, running
 from tests.kernels.nf4.weights import ALL, FAST, normal, weights
 
@@ -213,10 +214,8 @@ def test_a_compiled_function_gives_the_same() -> None:
 
 
 def test_products_are_counted() -> None:
-    from torch.utils.flop_counter import FlopCounterMode
-
     x = normal(5, 65).requires_grad_()
-    with FlopCounterMode(display=False) as counter:
+    with flop_counter(display=False) as counter:
         nf4_linear(x, weights(65)[0]).sum().backward()
     assert counter.get_total_flops() == 2 * 2 * 5 * 65 * 20
 
