@@ -17,7 +17,7 @@ from kernels.operators import define
 
 __all__ = ["NonFiniteUpdateError", "adam_step"]
 
-_dtype, _device = attrgetter("dtype"), attrgetter("device")
+_dtype, _device, _is_cpu = map(attrgetter, ("dtype", "device", "is_cpu"))
 
 Moments = Sequence[Tensor | Sequence[Tensor]]
 
@@ -49,11 +49,11 @@ def adam_step(
     """
     settings = Settings(learning_rate, beta1, beta2, epsilon, maximum_gradient_norm, beta1_power, beta2_power)
     _require_settings(settings)
-    firsts, seconds = _pages(first_moments), _pages(second_moments)
-    _require_shapes(parameters, gradients, _sizes(firsts), _sizes(seconds))
-    counts = [*map(len, firsts)]
-    flat = [[*chain.from_iterable(pages)] for pages in (firsts, seconds)]
+    pages = [_pages(moments) for moments in (first_moments, second_moments)]
+    _require_shapes(parameters, gradients, *pages)
+    flat = [[*chain.from_iterable(of_all)] for of_all in pages]
     _require_float32([*parameters, *gradients, *flat[0], *flat[1]])
+    counts = [*map(len, pages[0])]
     with torch.no_grad():
         norm, clip = _operator(list(parameters), list(gradients), *flat, counts, list(settings)).tolist()
     return norm, clip
@@ -61,10 +61,6 @@ def adam_step(
 
 def _pages(moments: Moments) -> list[Sequence[Tensor]]:
     return [(of_one,) if isinstance(of_one, Tensor) else of_one for of_one in moments]
-
-
-def _sizes(pages: list[Sequence[Tensor]]) -> list[tuple[int, ...]]:
-    return [tuple(map(Tensor.numel, of_one)) for of_one in pages]
 
 
 def _require_settings(settings: Settings) -> None:
@@ -78,7 +74,8 @@ def _require_settings(settings: Settings) -> None:
 
 def _require_float32(tensors: list[Tensor]) -> None:
     device = tensors[0].device
-    if {*map(_dtype, tensors)} != {torch.float32} or {*map(_device, tensors)} != {device}:
+    together = all(map(_is_cpu, tensors)) or {*map(_device, tensors)} == {device}
+    if not together or {*map(_dtype, tensors)} != {torch.float32}:
         wrong = next(t for t in tensors if t.dtype != torch.float32 or t.device != device)
         raise ValueError(
             f"there is a tensor of {wrong.dtype} on {wrong.device}: adam_step takes float32 on {device}"
@@ -88,23 +85,26 @@ def _require_float32(tensors: list[Tensor]) -> None:
 def _require_shapes(
     parameters: Sequence[Tensor],
     gradients: Sequence[Tensor],
-    first_sizes: list[tuple[int, ...]],
-    second_sizes: list[tuple[int, ...]],
+    firsts: list[Sequence[Tensor]],
+    seconds: list[Sequence[Tensor]],
 ) -> None:
-    lengths = [*map(len, (parameters, gradients, first_sizes, second_sizes))]
+    lengths = [*map(len, (parameters, gradients, firsts, seconds))]
     if not parameters or len(set(lengths)) > 1:
         raise ValueError(f"parameters, gradients and moments must be equally many, at least 1, got {lengths}")
-    rows = zip(parameters, gradients, first_sizes, second_sizes, strict=True)
-    for i, (parameter, gradient, first, second) in enumerate(rows):
-        if not gradient.is_same_size(parameter):
+    sizes, same = [*map(Tensor.numel, parameters)], all(map(Tensor.is_same_size, gradients, parameters))
+    if same and all([*map(Tensor.numel, chain.from_iterable(of_all))] == sizes for of_all in (firsts, seconds)):
+        return  # whatever pages these are, there is nothing to look for one by one
+    for i, gradient in enumerate(gradients):
+        if not gradient.is_same_size(parameters[i]):
             raise ValueError(
-                f"gradient {i} is {list(gradient.shape)}, its parameter {list(parameter.shape)}: "
+                f"gradient {i} is {list(gradient.shape)}, its parameter {list(parameters[i].shape)}: "
                 "they must be equal"
             )
-        if first != second or sum(first) != parameter.numel():
+        first, second = [*map(Tensor.numel, firsts[i])], [*map(Tensor.numel, seconds[i])]
+        if first != second or sum(first) != parameters[i].numel():
             raise ValueError(
-                f"moments {i} have pages of {list(first)} and {list(second)} elements: "
-                f"both need the same pages, {parameter.numel()} elements in all"
+                f"moments {i} have pages of {first} and {second} elements: "
+                f"both need the same pages, {parameters[i].numel()} elements in all"
             )
 
 

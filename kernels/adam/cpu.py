@@ -34,11 +34,14 @@ def step(
     written = [*parameters, *first_pages, *second_pages]
     if _update is None or first.device.type != "cpu" or not all(map(Tensor.is_contiguous, written)):
         return NotImplemented
-    gradients = [g.contiguous() for g in gradients]
-    arrays = _Arrays(parameters, gradients, first_pages, second_pages, page_counts, _recall(written))
+    if not all(map(Tensor.is_contiguous, gradients)):
+        gradients = [g.contiguous() for g in gradients]
+    last = _recall(written)
+    known = last and last.largest
+    arrays = _Arrays(parameters, gradients, first_pages, second_pages, page_counts, known)
     result = run(arrays, settings)
     torch.autograd.graph.increment_version(written)
-    _remember(written, arrays.largest)
+    _remember(last.tensors if last else [*map(ref, written)], written, arrays.largest)
     return result
 
 
@@ -103,18 +106,18 @@ class _Remembered(NamedTuple):
 _remembered: _Remembered | None = None
 
 
-def _remember(written: list[Tensor], largest: Sequence[int]) -> None:
+def _remember(tensors: list[ref[Tensor]], written: list[Tensor], largest: Sequence[int]) -> None:
     global _remembered
-    _remembered = _Remembered([*map(ref, written)], [*map(_version, written)], largest)
+    _remembered = _Remembered(tensors, [*map(_version, written)], largest)
 
 
-def _recall(written: list[Tensor]) -> Sequence[int] | None:
-    """The largest bit patterns in these tensors, if the last step wrote them and nobody has since."""
+def _recall(written: list[Tensor]) -> _Remembered | None:
+    """What the last step left, if it wrote these tensors and nobody has since."""
     last = _remembered
     if last is None or len(last.tensors) != len(written):
         return None
     same = all(map(is_, [known() for known in last.tensors], written))
-    return last.largest if same and last.versions == [*map(_version, written)] else None
+    return last if same and last.versions == [*map(_version, written)] else None
 
 
 def _at(values: array) -> int:
