@@ -144,6 +144,12 @@ class ModelBundle:
         with open_archive(path, "bundle") as reader, refused_as(BundleError, str(path)):
             return cls._read(reader)
 
+    @staticmethod
+    def identify(path: Path | str) -> str:
+        """The artifact id by a `.rift` file's manifest, without reading the weights; errors of `load`."""
+        with open_archive(path, "bundle") as reader, refused_as(BundleError, str(path)):
+            return BundleManifest.decode(reader.manifest())[1]
+
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
         """The bundle whose file has these bytes, which it keeps; BundleError unless they are canonical."""

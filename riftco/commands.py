@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,6 +32,11 @@ Model = Annotated[
     typer.Argument(help="A .rift file, a name such as demo/pretrain, or an artifact id.", metavar="MODEL"),
 ]
 
+_SMALLER = (
+    "to train in less, lower batch_size, context_size, model_width or block_count; to serve in less, lower "
+    "kv_cache_block_count or maximum_running, or set weights to nf4"
+)
+
 
 def print_json(value: Any) -> None:
     """JSON as the commands print it, indented; paths as texts."""
@@ -43,12 +49,18 @@ def user_errors(*, resumes: bool = True) -> Iterator[None]:
 
     `resumes`: whether the same command would go on from where it was. A reader that has enough of our output,
     as `head` has, is no error. ValueError and OSError are for users here, as everywhere in the project;
-    programmers' errors are others.
+    programmers' errors are others. That memory is out is seen by what torch says.
     """
     try:
         yield
     except (ValueError, BackendUnavailableError, RankError, TrainingStopped) as error:
         typer.echo(f"riftco: {error}", err=True)
+        raise typer.Exit(2) from None
+    except (MemoryError, RuntimeError) as error:
+        said = str(error).partition("\n")[0]
+        if not isinstance(error, MemoryError) and not re.search("out of memory|can't allocate memory", said):
+            raise
+        typer.echo(f"riftco: memory is out{said and f' ({said})'}; {_SMALLER}", err=True)
         raise typer.Exit(2) from None
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the flush at exit fails once more
@@ -63,9 +75,14 @@ def user_errors(*, resumes: bool = True) -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
+def names_a_file(name: str) -> bool:
+    """Whether a model's name is that of a bundle's file rather than one in the store."""
+    return name.endswith(".rift") or Path(name).is_file()
+
+
 def open_bundle(name: str) -> ModelBundle:
     """The bundle of a file, or of a name in the store; StoreError or BundleError otherwise."""
-    if name.endswith(".rift") or Path(name).is_file():
+    if names_a_file(name):
         return ModelBundle.load(name)
     with refused_as(StoreError, name):
         store = Store.open(create=False)

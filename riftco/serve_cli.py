@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from artifacts import ModelBundle
-from riftco.commands import Assignments, ConfigFile, Model, open_bundle, user_errors
+from riftco.commands import Assignments, ConfigFile, Model, names_a_file, open_bundle, user_errors
 from riftco.config import ServingConfig
 from riftco.errors import InputError
 from riftco.settings import load_config
@@ -93,18 +93,19 @@ def serve(
         if weights is not None:
             assignments = [*(assignments or ()), f"weights={weights}"]
         settings = load_config(ServingConfig(), config, assignments or ())
-        bundles = dict(map(_named_bundle, models))
-        if len(bundles) < len(models):
+        found = [_found(model) for model in models]
+        sources = {name: source for name, source, _ in found}
+        if len(sources) < len(models):
             raise InputError("two models have the same name; name them NAME=MODEL")
         from riftco.serving import serve as serve_bundles
         from riftco.serving.http.access import Access
 
         def ready(url: str) -> None:
-            names = ", ".join(f"{name} ({bundle.artifact_id[:10]})" for name, bundle in bundles.items())
+            names = ", ".join(f"{name} ({artifact_id[:10]})" for name, _, artifact_id in found)
             typer.echo(f"Serving {names} at {url}  (Ctrl-C stops)")
 
         serve_bundles(
-            bundles,
+            sources,
             host=host,
             port=port,
             config=settings,
@@ -132,13 +133,22 @@ def key(
         secret, line = new_key(name)
         limits = {"concurrent": concurrent, "per_minute": per_minute}
         line += "".join(f" {limit}={value}" for limit, value in limits.items() if value is not None)
-        with file.open("a", encoding="utf-8") as output:
-            output.write(f"{line}\n")
+        with file.open("a+", encoding="utf-8") as output:
+            output.seek(0)
+            before = output.read()
+            output.write(("\n" if before and not before.endswith("\n") else "") + f"{line}\n")
         typer.echo(secret)
 
 
-def _named_bundle(text: str) -> tuple[str, ModelBundle]:
+def _found(text: str) -> tuple[str, ModelBundle | Path, str]:
+    """A model's name for clients, where it is loaded from, and its artifact id.
+
+    A file is read, whole, each time that its model is loaded: it may be another one by then.
+    """
     name, equals, model = text.partition("=")
-    if equals and not Path(text).is_file():
-        return name, open_bundle(model)
-    return (Path(text).stem if text.endswith(".rift") else text), open_bundle(text)
+    if not equals or Path(text).is_file():
+        name, model = Path(text).stem if text.endswith(".rift") else text, text
+    if names_a_file(model):
+        return name, Path(model), ModelBundle.identify(model)
+    bundle = open_bundle(model)
+    return name, bundle, bundle.artifact_id

@@ -92,7 +92,8 @@ def _require_shapes(
     if not parameters or len(set(lengths)) > 1:
         raise ValueError(f"parameters, gradients and moments must be equally many, at least 1, got {lengths}")
     sizes, same = [*map(Tensor.numel, parameters)], all(map(Tensor.is_same_size, gradients, parameters))
-    if same and all([*map(Tensor.numel, chain.from_iterable(of_all))] == sizes for of_all in (firsts, seconds)):
+    moments = ([*map(Tensor.numel, chain.from_iterable(of_all))] for of_all in (firsts, seconds))
+    if same and all(of_all == sizes for of_all in moments):
         return  # whatever pages these are, there is nothing to look for one by one
     for i, gradient in enumerate(gradients):
         if not gradient.is_same_size(parameters[i]):

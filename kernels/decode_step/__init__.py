@@ -9,6 +9,7 @@ from torch import Tensor
 from kernels.decode_step import cpu, reference
 from kernels.decode_step.weights import Kind, PlainWeights, Tensors, device_of
 from kernels.dispatch import Operation
+from kernels.nf4 import PackedNf4
 
 __all__ = ["DecodeStep", "DecodeWeights", "decode_step"]
 
@@ -43,11 +44,13 @@ class DecodeWeights:
         kind: what linear weights are stored as, "float32", "bfloat16" (rounded) or "nf4" (quantised by
         `quantize_nf4` unless they already are; rows of which no block holds a multiple of 4 stay float32).
         Everything else is float32, and so is all arithmetic, save that the native code multiplies bfloat16
-        and NF4 weights in 16-bit fixed point, ten times closer than bfloat16 products. Matrices are copied;
-        embeddings and norms are not, where they are float32 and contiguous. ValueError for names, shapes and
-        devices that do not fit.
+        and NF4 weights in 16-bit fixed point, ten times closer than bfloat16 products. Everything
+        is copied: the tensors may be views of a file that changes. ValueError for names, shapes and devices
+        that do not fit.
         """
         packs = _step.order(device_of(tensors))[0] == "native"
+        if not packs:
+            tensors = {n: x if isinstance(x, PackedNf4) else x.detach().clone() for n, x in tensors.items()}
         half = packs and kind == "bfloat16"  # packing rounds, without a copy in between
         plain = PlainWeights.collect(tensors, head_count, layer_norm_epsilon, "float32" if half else kind)
         return cls(kind, plain, cpu.Panels(plain, half) if packs else None)

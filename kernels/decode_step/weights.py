@@ -174,8 +174,8 @@ def _device(tensor: Matrix) -> torch.device:
 def _floats(tensor: Matrix, kind: Kind | None) -> Tensor:
     if isinstance(tensor, PackedNf4):
         raise ValueError("only the weights of linear layers may be packed to NF4; dequantize the others")
-    tensor = tensor.detach()
-    return (tensor if kind is None else tensor.float()).contiguous()
+    dtype = tensor.dtype if kind is None else torch.float32
+    return tensor.detach().to(dtype, copy=True, memory_format=torch.contiguous_format)
 
 
 def _rounded(weight: Matrix, kind: Kind | None) -> Matrix:

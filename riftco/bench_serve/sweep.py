@@ -118,9 +118,11 @@ async def _first_model(client: httpx.AsyncClient) -> str:
 
 
 async def _prompts(client: httpx.AsyncClient, model: str, load: Load) -> WritePrompt:
-    """Token ids where the server tells its vocabulary, as ours does; else words, measured by an answer."""
+    """Token ids where the server tells the model's vocabulary, as ours does of the default one; else words,
+    measured by an answer."""
     health = await _get(client, "/health", optional=True)
-    vocabulary = health.get("vocabulary_size") if isinstance(health, dict) else None
+    described = isinstance(health, dict) and health.get("models", [model])[:1] == [model]
+    vocabulary = health.get("vocabulary_size") if described else None
     if isinstance(vocabulary, int):
         write = id_prompts(load, vocabulary)
         await _first(client, load.body(model, write(-1, 0), 0))

@@ -134,6 +134,12 @@ def page_layout(config: ServingConfig, context: int) -> tuple[int, int]:
     return size, config.kv_cache_block_count or config.maximum_running * math.ceil(context / size)
 
 
+def require_servable(bundle: ModelBundle, config: ServingConfig) -> None:
+    """ValueError where a service could not be made of a bundle: too few pages, a tokenizer that is none."""
+    tokenizer = Tokenizer.from_spec(bundle.tokenizer)
+    _scheduler(config, bundle.config.maximum_context, tokenizer.end_of_text_id)
+
+
 def _scheduler(config: ServingConfig, context: int, end_of_text_id: int | None) -> Scheduler:
     page_size, pages = page_layout(config, context)
     return Scheduler(

@@ -2,11 +2,13 @@
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 import threading
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import typer
@@ -133,6 +135,24 @@ def test_a_model_is_served_for_the_length_of_the_benchmark() -> None:
     levels = json.loads(result.stdout)["levels"]
     assert [one["requests"] for one in levels] == [6, 6]
     assert [one["new_tokens"] for one in levels] == [18, 18]
+
+
+def test_no_server_is_left_behind_by_a_benchmark_that_is_told_to_end() -> None:
+    code = """
+import sys, time
+from riftco.bench_serve.own_server import own_server
+with own_server(sys.argv[1]) as url:
+    print(url, flush=True)
+    time.sleep(60)
+"""
+    command = [sys.executable, "-c", code, str(FIXTURES / "byte.rift")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        url = urlsplit(process.stdout.readline().strip())
+        process.terminate()
+        assert process.wait(60) == 128 + signal.SIGTERM
+    with socket.socket() as probe:
+        assert probe.connect_ex((url.hostname, url.port)) != 0
 
 
 def test_a_model_that_is_not_there_ends_with_a_line() -> None:

@@ -70,6 +70,9 @@ def test_a_key_is_shown_once_and_stored_as_a_hash(tmp_path: Path) -> None:
     code, output = riftco("key", "alice", "--file", file)
     assert (code, "alice has a key already" in output) == (2, True)
     assert riftco("key", "no spaces", "--file", file)[0] == 2
+    file.write_text(file.read_text().rstrip("\n"))
+    assert riftco("key", "carol", "--file", file)[0] == 0
+    assert [k.name for k in Access.from_file(file).keys] == ["alice", "bob", "carol"]
 
 
 def test_a_server_of_two_models_answers_for_a_key_and_ends_in_peace(tmp_path: Path) -> None:
@@ -80,7 +83,7 @@ def test_a_server_of_two_models_answers_for_a_key_and_ends_in_peace(tmp_path: Pa
         "-c",
         "from flows.cli import main; main()",
         "serve",
-        f"one={BYTE}",
+        f"team/one={BYTE}",
         BPE,
         "--port",
         "0",
@@ -90,11 +93,14 @@ def test_a_server_of_two_models_answers_for_a_key_and_ends_in_peace(tmp_path: Pa
         try:
             assert server.stdout is not None
             announced = server.stdout.readline()
-            assert announced.startswith("Serving one (0f0c01e384), bpe (9de888b38e) at http://127.0.0.1:")
+            assert announced.startswith(
+                "Serving team/one (0f0c01e384), bpe (9de888b38e) at http://127.0.0.1:"
+            )
             url = announced.split(" at ")[1].split()[0]
             assert _get(f"{url}/health")["weights"] == "nf4"
             models = _get(f"{url}/v1/models", secret)["data"]
-            assert [model["id"] for model in models] == ["one", "bpe"]
+            assert [model["id"] for model in models] == ["team/one", "bpe"]
+            assert _get(f"{url}/v1/models/team/one", secret)["id"] == "team/one"
         finally:
             server.send_signal(signal.SIGTERM)
         assert server.wait(30) == 0

@@ -143,6 +143,11 @@ class Engine:
         if self._thread.is_alive():
             self._commands.put(lambda: self._end_request(request_id, "cancelled"))
 
+    def cancel_all(self) -> None:
+        """End every choice of every request."""
+        if self._thread.is_alive():
+            self._commands.put(self._end_all)
+
     def stats(self) -> EngineStats:
         """Counts as they were after the latest step."""
         return self._stats

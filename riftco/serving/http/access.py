@@ -4,12 +4,14 @@ The file has one key a line, `name:SHA-256 of the key in hex`, optionally follow
 
     alice:9f86d081884c7d65...  concurrent=4 per_minute=60
 
-Only hashes are stored. Keys are 256 random bits, so a plain hash of one cannot be searched for, and equal
-times for right and wrong keys are all that a comparison has to care about.
+Who adds or removes a line changes who may ask at once. Only hashes are stored. Keys are 256 random bits, so a
+plain hash of one cannot be searched for, and equal times for right and wrong keys are all that a comparison
+has to care about.
 """
 
 import hashlib
 import hmac
+import logging
 import math
 import re
 import secrets
@@ -21,6 +23,8 @@ from pathlib import Path
 from time import monotonic
 
 from riftco.serving.http.request_policy import Refusal, RefusedError, RequestHead
+
+_logger = logging.getLogger("riftco.serving")
 
 OPEN_PATHS = frozenset({"/", "/chat", "/health", "/v1/health", "/ready"})
 """What is answered without a key: the page asks for one itself, probes have none."""
@@ -62,28 +66,51 @@ class Access:
     """The keys of one server. Without keys everybody may ask for everything. Not thread-safe."""
 
     def __init__(self, keys: Sequence[ApiKey] = (), *, clock: Callable[[], float] = monotonic) -> None:
+        self.required = bool(keys)
+        self._clock = clock
+        self._file: Path | None = None
+        self._version: tuple[int, ...] = ()
+        self._use: dict[str, _Use] = {}
+        self._set(keys)
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> "Access":
+        """The keys of a file, which is read again whenever it has changed.
+
+        ValueError names the line that is wrong, or says that there is none. Later a file that is wrong or
+        gone changes nothing, and one without keys lets nobody in.
+        """
+        version = _version(Path(path))
+        access = cls(_read(Path(path)))
+        if not access.required:
+            raise ValueError(f"{path} has no keys; without any, everybody would be let in")
+        access._file, access._version = Path(path), version
+        return access
+
+    def _set(self, keys: Sequence[ApiKey]) -> None:
         names = [key.name for key in keys]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise ValueError(f"key {twice!r} is given twice")
         self.keys = tuple(keys)
-        self._clock = clock
-        self._use = {key.name: _Use(0, key.per_minute or 0, clock()) for key in keys}
+        for key in keys:
+            self._use.setdefault(key.name, _Use(0, key.per_minute or 0, self._clock()))
 
-    @classmethod
-    def from_file(cls, path: str | Path) -> "Access":
-        """The keys of a file. ValueError names the line that is wrong, or says that there is none."""
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-        entries = [(number, line.strip()) for number, line in enumerate(lines, 1)]
-        keys = [_parse(line, f"{path}:{n}") for n, line in entries if line and not line.startswith("#")]
-        if not keys:
-            raise ValueError(f"{path} has no keys; without any, everybody would be let in")
-        return cls(keys)
+    def _refresh(self) -> None:
+        """Read the file again if it has changed."""
+        if self._file is None or (version := _version(self._file)) == self._version:
+            return
+        self._version = version
+        try:
+            self._set(_read(self._file))
+        except (OSError, ValueError) as error:
+            _logger.error("the API keys stay as they were: %s", error)
 
     def key_of(self, head: RequestHead) -> ApiKey | None:
         """The key that a request carries; None where none is needed. RefusedError (401) for all others."""
-        if not self.keys or head.path in OPEN_PATHS:
+        if not self.required or head.path in OPEN_PATHS:
             return None
+        self._refresh()
         scheme, _, token = next(iter(head.values("authorization")), "").partition(" ")
         given = hashlib.sha256(token.strip().encode("utf-8", "surrogateescape")).digest()
         # every key is compared, so that the time taken does not depend on which one it is
@@ -129,6 +156,21 @@ def new_key(name: str) -> tuple[str, str]:
     line = f"{name}:{hashlib.sha256(key.encode('ascii')).hexdigest()}"
     _parse(line, "name")
     return key, line
+
+
+def _version(file: Path) -> tuple[int, ...]:
+    """What changes when a file does; () for one that cannot be looked at."""
+    try:
+        found = file.stat()
+    except OSError:
+        return ()
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _read(file: Path) -> list[ApiKey]:
+    lines = file.read_text(encoding="utf-8").splitlines()
+    entries = [(number, line.strip()) for number, line in enumerate(lines, 1)]
+    return [_parse(line, f"{file}:{n}") for n, line in entries if line and not line.startswith("#")]
 
 
 def _parse(line: str, where: str) -> ApiKey:

@@ -75,7 +75,7 @@ def _add_routes(app: FastAPI, dispatch: Dispatch, access: Access, progress: Prog
         return html_answer(document, policy)
 
     async def health(request: Request) -> Response:
-        value = _health(shelf) | {"keys": bool(access.keys), "models": list(shelf.names)}
+        value = _health(shelf) | {"keys": access.required, "models": list(shelf.names)}
         healthy = value["status"] == "ok"
         return json_answer(value, HTTPStatus.OK if healthy else HTTPStatus.SERVICE_UNAVAILABLE)
 
@@ -132,13 +132,13 @@ def _not_ready(shelf: Shelf, progress: Progress) -> str | None:
     """Why no further request should be sent here, if so."""
     if progress.draining:
         return "the server is shutting down"
+    if shelf.closed:
+        return "the models are unloaded"
     services = [service for name in shelf.names if (service := shelf.loaded(name)) is not None]
-    if not services:
-        return "no model is loaded"
     status = _health(shelf)["status"]
     if status != "ok":
         return f"the engine is {status}"
-    return "the queue is full" if all(map(_is_full, services)) else None
+    return "the queue is full" if services and all(map(_is_full, services)) else None
 
 
 def _is_full(service: ModelService) -> bool:

@@ -118,17 +118,23 @@ async def _within(seconds: float, detail: str) -> AsyncIterator[None]:
 
 
 async def _serve(app: ASGIApp, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
-    """Run the app on a body that has been read; cancel it when the client leaves before the answer ends."""
-    answered = False
+    """Run the app on a body that has been read; cancel it when the client leaves before the answer ends.
+
+    What the request holds is let go before the answer's last byte, for its client may ask again at once.
+    """
+    answered, resources = False, scope["state"]["resources"]
 
     async def tracked(message: Message) -> None:
         nonlocal answered
         last = message["type"] == "http.response.body" and not message.get("more_body", False)
         if last:
-            # uvicorn writes without waiting, but only once the client has taken what was written before: the
-            # end of an answer, sent by itself, is sent when all else has been taken
-            await send({**message, "more_body": True})
-            message = {**message, "body": b""}
+            # uvicorn writes without waiting, but only once the client has taken what was written before: a
+            # piece of nothing is sent when all else has been taken
+            whole = message.get("body", b"")
+            for piece in (whole[:-1], b""):
+                await send({**message, "body": piece, "more_body": True})
+            await resources.aclose()
+            message = {**message, "body": whole[-1:]}
         await send(message)
         # at once: uvicorn reports an answered client as gone, while the app may still be cleaning up
         answered = last

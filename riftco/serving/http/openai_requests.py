@@ -19,6 +19,7 @@ from riftco.serving.service import ModelService
 
 _DEFAULT_COMPLETION_TOKENS = 16
 _SEEDS = 2**64
+_DRAWN_BITS = 53  # a seed is handed out, and clients whose numbers are doubles hand it back
 _LONGEST_ECHO = 64
 _CODES = {"extra_forbidden": "unsupported_parameter", "missing": "missing_required_parameter"}
 
@@ -49,7 +50,7 @@ def parse_request(body: bytes, kind: type[Request]) -> Request:
     try:
         return kind.model_validate(parse_object(body))
     except ValidationError as error:
-        raise RefusedError(_refusal(error.errors(include_url=False, include_input=False)[0])) from None
+        raise RefusedError(_refusal(_telling(error.errors(include_url=False, include_input=False)))) from None
     except ValueError as error:
         raise RefusedError(bad_request(str(error), code="invalid_json")) from None
 
@@ -131,7 +132,7 @@ def _sampling(asked: Sampling, vocabulary_size: int) -> SamplingParams:
         repetition_penalty=_or(asked.repetition_penalty, 1.0),
         presence_penalty=_or(asked.presence_penalty, 0.0),
         frequency_penalty=_or(asked.frequency_penalty, 0.0),
-        seed=secrets.randbits(64) if asked.seed is None else asked.seed % _SEEDS,
+        seed=secrets.randbits(_DRAWN_BITS) if asked.seed is None else asked.seed % _SEEDS,
     )
 
 
@@ -179,6 +180,20 @@ def _texts(stop: str | list[str] | None) -> tuple[str, ...]:
     return (stop,) if isinstance(stop, str) else tuple(stop or ())
 
 
+def _telling(errors: list[ErrorDetails]) -> ErrorDetails:
+    """Of the errors of the first parameter that is wrong, the one that says most.
+
+    Where a value may have several forms there is one for each: what is wrong inside of the form that it has
+    comes before not having a form, and what is found further on before the rest.
+    """
+
+    def says(error: ErrorDetails) -> tuple[bool, int, int]:
+        last = error["loc"][-1]
+        return not error["type"].endswith("_type"), len(error["loc"]), last if isinstance(last, int) else -1
+
+    return max((error for error in errors if error["loc"][:1] == errors[0]["loc"][:1]), key=says)
+
+
 def _refusal(error: ErrorDetails) -> Refusal:
     """A 400 that names the parameter, and says whether it is one that nobody serves here."""
     param = ascii(str(error["loc"][0]))[1:-1][:_LONGEST_ECHO] if error["loc"] else ""
@@ -188,6 +203,11 @@ def _refusal(error: ErrorDetails) -> Refusal:
     elif param in UNSERVED:
         code, detail = "unsupported_parameter", f"this value of {param} is not supported: {error['msg']}"
     else:
-        path = ".".join(map(str, error["loc"]))
+        path = ".".join(str(part) for part in error["loc"] if isinstance(part, int) or _is_field(part))
         detail = f"{ascii(path)[1:-1][: 2 * _LONGEST_ECHO]}: {error['msg']}"
     return Refusal(HTTPStatus.BAD_REQUEST, detail, code=code, param=param or None)
+
+
+def _is_field(part: str) -> bool:
+    """Whether a part of an error's place is a name in the body, rather than that of a form."""
+    return part != "str" and "[" not in part and not part.startswith("constrained-")

@@ -101,8 +101,9 @@ class RequestPolicy:
         return Refusal(HTTPStatus.MISDIRECTED_REQUEST, "loopback server requires a loopback Host header")
 
     def _route(self, head: RequestHead) -> Refusal | None:
-        folder = head.path[: head.path.rfind("/") + 1]
-        allowed = self.routes.get(head.path) or (self.routes.get(folder) if folder != "/" else None)
+        folders = (path for path in self.routes if path.endswith("/") and path != "/")
+        within = next(filter(head.path.startswith, folders), "")
+        allowed = self.routes.get(head.path) or self.routes.get(within)
         if allowed == head.method:
             return None
         if allowed is None or head.method in ("GET", "POST"):

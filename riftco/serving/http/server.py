@@ -1,7 +1,7 @@
 """Running the HTTP service on uvicorn: in the foreground until a signal, or in the background of a block.
 
 A server that is told to stop goes on listening while it drains, so that `/ready` can say so: no request is
-taken any more, those in progress are finished, and what is not finished in time is cancelled.
+taken any more, those in progress are finished, and what is not finished in time is ended and its client told.
 """
 
 import asyncio
@@ -94,7 +94,8 @@ class _Server(uvicorn.Server):
     def __init__(
         self, models: ModelService | Shelf, host: str, access: Access | None, limits: TimeLimits | None
     ) -> None:
-        app = create_app(models, host=host, access=access, limits=limits)
+        self._shelf = models if isinstance(models, Shelf) else Shelf.of(models)
+        app = create_app(self._shelf, host=host, access=access, limits=limits)
         self._progress, self._drain_seconds = app.state.progress, app.state.time_limits.drain
         super().__init__(
             uvicorn.Config(
@@ -115,10 +116,16 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Finish what is in progress, for as long as that may take, then close."""
         self._progress.draining = True
-        end = monotonic() + self._drain_seconds
-        while self._progress.running and monotonic() < end and not self.force_exit:
-            await asyncio.sleep(_POLL_SECONDS)
+        await self._wait_for_requests(self._drain_seconds, lambda: self.force_exit)
+        self._shelf.cancel_requests()
+        await self._wait_for_requests(_CANCEL_SECONDS)
         await super().shutdown(sockets)
+
+    async def _wait_for_requests(self, seconds: float, ended: Callable[[], bool] = lambda: False) -> None:
+        """Until none is in progress, at most so long."""
+        end = monotonic() + seconds
+        while self._progress.running and monotonic() < end and not ended():
+            await asyncio.sleep(_POLL_SECONDS)
 
 
 def _close(shelf: Shelf, seconds: float) -> None:

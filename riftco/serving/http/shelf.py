@@ -19,7 +19,7 @@ from riftco.config import ServingConfig
 from riftco.serving.engine import EngineStats
 from riftco.serving.engine.runner import page_dtype
 from riftco.serving.http.request_policy import Refusal, RefusedError
-from riftco.serving.service import ModelService, page_layout
+from riftco.serving.service import ModelService, page_layout, require_servable
 
 Source = ModelBundle | str | Path
 DEFAULT_NAME = "riftco"
@@ -81,6 +81,11 @@ class Shelf:
         """What is served where no model is named."""
         return self.names[0]
 
+    @property
+    def closed(self) -> bool:
+        """Whether no model is loaded any more."""
+        return self._closed
+
     def loaded(self, name: str) -> ModelService | None:
         """A model's service, if it is loaded now, without keeping it so."""
         return self._entries[name].service
@@ -115,6 +120,12 @@ class Shelf:
             found = {name: (e.past, e.service or e.leaving) for name, e in self._entries.items()}
         sums = {name: _sum(past, service) for name, (past, service) in found.items()}
         return {name: stats for name, stats in sums.items() if stats is not None}
+
+    def cancel_requests(self) -> None:
+        """End whatever the loaded models are at; their clients are told."""
+        for name in self.names:
+            if (service := self.loaded(name)) is not None:
+                service.engine.cancel_all()
 
     def close(self) -> None:
         """Unload every model that was loaded here, once it has finished what it is at."""
@@ -154,6 +165,7 @@ class Shelf:
             raise RefusedError(Refusal(unavailable, "the shelf is closed", retry_after=5, code="closed"))
         assert entry.source is not None
         bundle = entry.source if isinstance(entry.source, ModelBundle) else ModelBundle.load(entry.source)
+        require_servable(bundle, self.config)  # before another one makes room for it
         size = serving_bytes(bundle, self.config)
         self._make_room(size, name)
         service = ModelService(bundle, self.config)

@@ -72,6 +72,14 @@ def test_ids_go_to_a_server_that_tells_its_vocabulary() -> None:
     assert set(fake.keys) == {"Bearer secret"}
 
 
+def test_words_go_to_a_model_whose_vocabulary_is_not_the_one_that_is_told() -> None:
+    health = {"vocabulary_size": 50, "models": ["a", "b"]}
+    for model, kind in (("a", list), ("b", str)):
+        fake = FakeServer(two_tokens, health=health, models=("a", "b"))
+        measured(fake, Load(requests=1, prompt_tokens=9), model=model)
+        assert {type(body["prompt"]) for body in fake.bodies} == {kind}
+
+
 def test_elsewhere_words_as_many_as_the_first_answer_says() -> None:
     def three_tokens_a_word(body: dict[str, Any]) -> Any:
         return 200, STREAM, iter([chunk("a"), usage(3 * len(body["prompt"].split()), 1), DONE])

@@ -13,7 +13,7 @@ from riftco.serving import ModelService, background_server
 from riftco.serving.http.access import OPEN_PATHS, Access, ApiKey, new_key
 from riftco.serving.http.request_policy import RefusedError, RequestHead
 from tests.riftco.serving.http.support import any_text_bundle, get, held_engine
-from tests.riftco.serving.http.wire import connect, exchange, post, read_answer
+from tests.riftco.serving.http.wire import connect, exchange, post, read_answer, read_stream
 
 DIGEST = "ab" * 32
 
@@ -181,6 +181,53 @@ def test_a_key_at_its_limits_is_a_429_and_others_are_served(service: ModelServic
             assert read_answer(stream).status == 200
         assert exchange(url, with_key(request, second)).status == 200
         assert exchange(url, with_key(request, first)).status == 200
+
+
+def test_a_client_may_ask_again_as_soon_as_it_has_the_whole_answer(service: ModelService) -> None:
+    key, line = new_key("one")
+    access = Access([ApiKey("one", bytes.fromhex(line.split(":")[1]), concurrent=1)])
+    with background_server(service, access=access) as url, connect(url) as connection:
+        stream = connection.makefile("rb")
+        for _ in range(100):
+            connection.sendall(with_key(post({"prompt": "a", "max_new_tokens": 1}), key))
+            assert read_answer(stream).status == 200
+        for _ in range(100):
+            connection.sendall(with_key(post({"prompt": "a", "max_new_tokens": 1, "stream": True}), key))
+            assert read_stream(stream)[-1]["finish_reason"] == "length"
+            assert stream.readline() == b"\r\n"
+
+
+def test_a_key_file_is_read_again_when_it_has_changed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (alice, alices_line), (bob, bobs_line) = new_key("alice"), new_key("bob")
+    file = tmp_path / "keys"
+    file.write_text(f"{alices_line}\n")
+    access = Access.from_file(file)
+
+    def let_in() -> list[bool]:
+        found = []
+        for key in (alice, bob):
+            try:
+                found.append(access.key_of(head(f"Bearer {key}")) is not None)
+            except RefusedError:
+                found.append(False)
+        return found
+
+    assert let_in() == [True, False]
+    file.write_text(f"{alices_line}\n{bobs_line} concurrent=1\n")
+    assert let_in() == [True, True]
+    with access.admitted(access.keys[1]), pytest.raises(RefusedError), access.admitted(access.keys[1]):
+        pass
+    file.write_text(f"{bobs_line}\n")
+    assert let_in() == [False, True]
+    file.write_text("nonsense\n")
+    assert let_in() == [False, True]
+    file.unlink()
+    assert let_in() == [False, True]
+    assert [record.getMessage()[:32] for record in caplog.records] == ["the API keys stay as they were: "] * 2
+    file.write_text("# nobody\n")
+    assert let_in() == [False, False]
 
 
 def test_keys_never_share_cached_pages(service: ModelService) -> None:

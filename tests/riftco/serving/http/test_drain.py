@@ -17,7 +17,7 @@ from riftco.serving import serve
 from riftco.serving.engine import ModelRunner
 from riftco.serving.http.limits import TimeLimits
 from tests.riftco.serving.http.support import any_text_bundle, get
-from tests.riftco.serving.http.wire import connect, exchange, post, read_stream, wait_until
+from tests.riftco.serving.http.wire import connect, exchange, post, read_answer, read_stream, wait_until
 from tests.support import FIXTURES
 
 CONFIG = ServingConfig(backend="cpu", maximum_new_tokens=40, stall_seconds=60.0)
@@ -93,7 +93,30 @@ def test_a_stream_in_progress_ends_well_and_no_other_begins(gate: Gate) -> None:
     assert last["finish_reason"] == "length"
 
 
-def test_what_does_not_end_in_time_is_cut_off(gate: Gate) -> None:
+def test_whoever_is_not_finished_in_time_is_told(gate: Gate) -> None:
+    def client(url: str) -> tuple[list[Any], Any]:
+        with (
+            connect(url) as streaming,
+            connect(url) as waiting,
+            streaming.makefile("rb") as stream,
+            waiting.makefile("rb") as whole,
+        ):
+            gate.allow(2)
+            streaming.sendall(post(ASK))
+            stream.peek(1)
+            waiting.sendall(post(ASK | {"stream": False}))
+            terminate()
+            threading.Timer(0.5, gate.allow, [1]).start()
+            return read_stream(stream), read_answer(whole)
+
+    (*news, last), refused = serve_while(client, TimeLimits(drain=0.2))
+    assert news
+    assert "the server ended the request" in str(last)
+    assert (refused.status, refused.headers["retry-after"]) == (503, "5")
+    assert refused.json["detail"] == "the server ended the request"
+
+
+def test_what_hangs_is_cut_off(gate: Gate) -> None:
     def client(url: str) -> bytes:
         with connect(url) as connection, connection.makefile("rb") as stream:
             gate.allow(2)

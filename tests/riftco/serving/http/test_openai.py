@@ -129,6 +129,7 @@ def test_without_a_seed_one_is_drawn_and_told(client: Any) -> None:
     first, second = (client.completions.with_raw_response.create(**asked) for _ in range(2))
     assert first.headers["x-riftco-seed"] != second.headers["x-riftco-seed"]
     assert first.parse().choices[0].text != second.parse().choices[0].text
+    assert int(first.headers["x-riftco-seed"]) < 2**53  # also for clients whose numbers are doubles
     again = client.completions.create(**asked, seed=int(first.headers["x-riftco-seed"]))
     assert again.choices[0].text == first.parse().choices[0].text
 

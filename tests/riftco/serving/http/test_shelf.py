@@ -191,7 +191,7 @@ def test_requests_name_their_model(shelf: Shelf) -> None:
 
 def test_a_server_is_ready_with_any_model() -> None:
     with Shelf(BUNDLES, CONFIG, memory_bytes=SIZE) as shelf, background_server(shelf) as url:
-        assert exchange(url, get("/ready")).json["detail"] == "no model is loaded"
+        assert exchange(url, get("/ready")).status == 200
         for name in "abc":
             use(shelf, name)
             assert loaded(shelf) == name
@@ -202,6 +202,33 @@ def test_a_server_is_ready_with_any_model() -> None:
             assert hold.reached.wait(10)
             service.engine._heartbeat -= CONFIG.stall_seconds
             assert exchange(url, get("/ready")).json["detail"] == "the engine is stalled"
+
+
+def test_a_model_that_cannot_be_served_takes_nobodys_place() -> None:
+    few = CONFIG.model_copy(update={"kv_cache_block_count": 2})  # enough for a context of 32, too few for 96
+    bundles = {"small": BUNDLES["a"], "large": any_text_bundle(96)}
+    budget = serving_bytes(bundles["large"], few)
+    with Shelf(bundles, few, memory_bytes=budget) as shelf, background_server(shelf) as url:
+        use(shelf, "small")
+        refused = exchange(url, post({"prompt": "x", "model": "large"}))
+        assert (refused.status, refused.json["detail"]) == (503, "the model 'large' could not be loaded")
+        assert loaded(shelf) == "small"
+        assert exchange(url, get("/ready")).status == 200
+    with background_server(shelf) as url:
+        assert exchange(url, get("/ready")).json["detail"] == "the models are unloaded"
+
+
+def test_a_file_is_read_again_when_its_model_is_loaded_again(tmp_path: Path) -> None:
+    files = {name: BUNDLES[name].save(tmp_path / f"{name}.rift") for name in "ab"}
+    with Shelf(files, CONFIG, memory_bytes=SIZE) as shelf:
+        answer = use(shelf, "a").generate("x", max_new_tokens=4)
+        files["a"].write_bytes(BUNDLES["c"].to_bytes())  # in place, as `cp` does
+        assert use(shelf, "a").generate("x", max_new_tokens=4) == answer
+        files["a"].write_bytes(b"")
+        assert use(shelf, "a").generate("x", max_new_tokens=4) == answer
+        files["a"].write_bytes(BUNDLES["c"].to_bytes())
+        use(shelf, "b")
+        assert use(shelf, "a").artifact_id == BUNDLES["c"].artifact_id
 
 
 def test_a_model_whose_request_runs_stays_and_its_rival_is_told_to_wait() -> None:
