@@ -46,7 +46,13 @@ def generate(
                 text, before = service.template.render([ChatMessage("user", prompt)]), ""
                 stops += service.template.stop
             sampling = SamplingParams(temperature, top_k, top_p, seed=seed)
-            request = GenerationRequest(service.prompt_ids(text), max_new_tokens, sampling, stop=stops)
+            prompt_ids, context = service.prompt_ids(text), service.maximum_context
+            if len(prompt_ids) > context:
+                note = (
+                    f"the prompt has {len(prompt_ids)} tokens; the model's context holds the last {context}"
+                )
+                typer.echo(f"riftco: {note}", err=True)
+            request = GenerationRequest(prompt_ids, max_new_tokens, sampling, stop=stops)
             for event in events(service.engine, request):
                 if event.error is not None:
                     raise RuntimeError(event.error)

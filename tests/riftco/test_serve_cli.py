@@ -50,6 +50,15 @@ def test_a_setting_that_cannot_be_is_one_line(tmp_path: Path) -> None:
         assert riftco("serve", BYTE, "--memory", memory)[0] == 2
 
 
+def test_a_prompt_longer_than_the_context_is_said_to_be_cut() -> None:
+    result = CliRunner().invoke(app, ["generate", str(BYTE), "the " * 50, "--max-new-tokens", "1"])
+    context = ModelBundle.load(BYTE).config.maximum_context
+    assert (result.exit_code, result.stdout[:200]) == (0, "the " * 50)
+    assert (
+        result.stderr == f"riftco: the prompt has 200 tokens; the model's context holds the last {context}\n"
+    )
+
+
 def test_a_model_tuned_with_a_template_of_somebodys_own_still_continues_text(tmp_path: Path) -> None:
     known = ModelBundle.load(BYTE)
     parts = (known.config, known.tokenizer, known.parameters, known.weights)
