@@ -82,18 +82,15 @@ def open_bucket(url: str, patience: Patience) -> Bucket:
         from artifacts.bucket_memory import MemoryBucket
 
         return MemoryBucket(url)
-    if scheme == "file":
+    if scheme == "file" and rest.startswith("/"):
         from artifacts.bucket_folder import FolderBucket
 
-        try:
-            return FolderBucket(Path(rest).expanduser().absolute())
-        except RuntimeError as error:  # the home of nobody
-            raise _bad_url(url) from error
+        return FolderBucket(Path(rest))
     raise _bad_url(url)
 
 
 def _bad_url(url: str) -> StoreError:
-    forms = "s3://bucket/folder, gs://bucket/folder, file:///folder or memory://name"
+    forms = "s3://bucket/folder, gs://bucket/folder, file:///folder (three slashes) or memory://name"
     return StoreError("bad-url", f"{url!r} names no remote store: give {forms}")
 
 

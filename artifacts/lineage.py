@@ -4,6 +4,7 @@ An object is made by steps, whose recipes name the objects they read. The graph 
 those that only the name of a run still holds included.
 """
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -70,6 +71,12 @@ class _Absent:
 
 ABSENT = _Absent()
 """Stands for the value of a place that one of the two does not have."""
+
+
+def shortened(value: object) -> str:
+    """One side of a change for people: text as it is, all else as JSON, without its end if it is long."""
+    text = str(value) if value is ABSENT or isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 70 else f"{text[:60]}… ({len(text)} characters)"
 
 
 def changes(before: object, after: object, place: str = "") -> list[Change]:

@@ -110,6 +110,9 @@ def _known_ref(store: "Store", digest: str) -> Ref:
 
 
 def _unknown(store: "Store", text: str) -> StoreError:
+    if run := run_called(store, text):
+        stages = ", ".join(f"{run}/{stage}" for stage in store.run_stages(run))
+        return StoreError("unknown", f"{run} is a run; name one of its stages: {stages}")
     near = _near_names(store, text.removeprefix("runs/")) + _near_digits(store, text)
     hint = f"did you mean {' or '.join(near)}?" if near else f"runs here: {', '.join(store.runs()) or 'none'}"
     return StoreError("unknown", f"nothing in the store {store.root} is called {text!r}; {hint}")

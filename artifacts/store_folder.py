@@ -15,7 +15,11 @@ def locate(root: Path | str | None) -> Path:
     """The absolute path of a store: `root`, else $RIFTCO_STORE, else `store` in $RIFTCO_HOME or .riftco."""
     if root is None:
         root = os.environ.get("RIFTCO_STORE") or Path(os.environ.get("RIFTCO_HOME") or ".riftco", "store")
-    root = str(root).removeprefix("file://")
+    root = str(root)
+    if root.startswith("file:///"):
+        root = root.removeprefix("file://")
+    if root.startswith("file://"):
+        raise StoreError("not-a-store", f"{root} names no folder: write file:///folder, with three slashes")
     if "://" in root:
         raise StoreError(
             "not-local", f"cannot work in the store {root}: open a local one and `riftco store push` to this"

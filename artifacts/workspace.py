@@ -49,7 +49,7 @@ class Workspace:
         """
         assert checkpoint.metadata.get(METRICS_DIGEST) == hashlib.sha256(metrics).hexdigest()
         name = f"{checkpoint.global_step:012d}"
-        with writing(self.folder):
+        with writing(self.folder, "folder"):
             for left_by_a_killed_process in self.folder.glob(".*.tmp"):
                 left_by_a_killed_process.unlink(missing_ok=True)
             write_atomic(self.folder / f"{name}.jsonl", [metrics], sync=self._sync)
@@ -62,7 +62,7 @@ class Workspace:
 
     def points(self, passed_over: Callable[[Path, ArtifactError], None]) -> Iterator[ResumePoint]:
         """The intact resume points, newest first; the others are told to `passed_over`, with the error."""
-        with reading(self.folder):
+        with reading(self.folder, "folder"):
             paths = self._checkpoints()
         for path in paths:
             try:
@@ -72,7 +72,7 @@ class Workspace:
 
     def clear(self) -> None:
         """Drop all resume points: the step is done. Killed midway it leaves intact ones, the newest last."""
-        with writing(self.folder), suppress(FileNotFoundError):
+        with writing(self.folder, "folder"), suppress(FileNotFoundError):
             for path in reversed(self._checkpoints()):
                 path.unlink()  # before its metrics go
             shutil.rmtree(self.folder)
@@ -82,7 +82,7 @@ class Workspace:
 
 
 def _read(path: Path) -> ResumePoint:
-    with reading(path.parent):
+    with reading(path.parent, "folder"):
         checkpoint = TrainingCheckpoint.load(path)
         try:
             metrics = path.with_suffix(".jsonl").read_bytes()

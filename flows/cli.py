@@ -12,15 +12,16 @@ from rich.console import Console
 from rich.markdown import Markdown
 from rich.table import Table
 
-from artifacts import Ref, Store, write_atomic
+from artifacts import Store, write_atomic
 from riftco.cli import app
 from riftco.commands import Assignments, ConfigFile, user_errors
 from riftco.config import FinetuneFlowConfig, PipelineConfig, PretrainFlowConfig
 from riftco.errors import InputError
-from riftco.settings import load_config
+from riftco.settings import load_config, settings_yaml
 
 if TYPE_CHECKING:
     from flows.dag import FlowConfig
+    from tasks.call import Results
     from tasks.plan import PlanRunner
 
 run_app = typer.Typer(no_args_is_help=True, help="Run a flow; a local Prefect server comes and goes with it.")
@@ -36,7 +37,11 @@ _DEFAULTS: dict[Flow, "FlowConfig"] = {
 }
 
 
-@run_app.command("pipeline")
+def _all_settings(flow: Flow) -> str:
+    return f"All settings and their values: `riftco plan {flow} --settings`"
+
+
+@run_app.command("pipeline", epilog=_all_settings("pipeline"))
 def run_pipeline(
     config: ConfigFile = None,
     assignments: Assignments = None,
@@ -55,7 +60,7 @@ def run_pipeline(
     _run("pipeline", config, assignments, force, from_stage)
 
 
-@run_app.command("pretrain")
+@run_app.command("pretrain", epilog=_all_settings("pretrain"))
 def run_pretrain(
     config: ConfigFile = None,
     assignments: Assignments = None,
@@ -69,7 +74,7 @@ def run_pretrain(
     _run("pretrain", config, assignments, force, from_stage)
 
 
-@run_app.command("finetune")
+@run_app.command("finetune", epilog=_all_settings("finetune"))
 def run_finetune(
     config: ConfigFile = None,
     assignments: Assignments = None,
@@ -89,10 +94,19 @@ def plan(
     flow: Annotated[Flow, typer.Argument(help="Which flow.")] = "pipeline",
     config: ConfigFile = None,
     assignments: Assignments = None,
+    only_settings: Annotated[
+        bool, typer.Option("--settings", help="Only list all settings, as YAML that `-c` takes back.")
+    ] = False,
 ) -> None:
-    """Say what `run` would do with the same settings, and why, without doing it."""
+    """Say what `run` would do with the same settings, and why, without doing it.
+
+    Every setting and its value: `riftco plan pretrain --settings`
+    """
     with user_errors():
         settings = load_config(_DEFAULTS[flow], config, assignments or ())
+        if only_settings:
+            typer.echo(settings_yaml(settings), nl=False)
+            return
         runner = _plan(flow, Store.preview(), settings)
         table = Table("stage", "status", "why", box=None)
         for stage in runner.stages:
@@ -122,8 +136,8 @@ def _run(
                 raise InputError(f"no stage is called {stage}; the stages are {stages}")
         with local_prefect():
             run = getattr(import_module(f"flows.{flow}"), flow)
-            results = run(settings, tuple(force or ()), from_stage)
-        _lay_out(store, settings.name, results, [stage.stage for stage in planned.stages])
+            made = run(settings, tuple(force or ()), from_stage)
+        _lay_out(store, settings.name, made)
 
 
 def _plan(flow: Flow, store: Store, settings: "FlowConfig") -> "PlanRunner":
@@ -137,21 +151,27 @@ def _plan(flow: Flow, store: Store, settings: "FlowConfig") -> "PlanRunner":
     return runner
 
 
-def _lay_out(store: Store, run: str, results: dict[str, Ref], stages: list[str]) -> None:
-    """Put report and picture under `runs/<run>`, print the one, and list every result with its path."""
+def _lay_out(store: Store, run: str, made: dict[str, "Results"]) -> None:
+    """Put report and picture under `runs/<run>`, print the one, and list every result with its path.
+
+    Says so when the run's name means other results by now, as after another run of the same name.
+    """
     folder = RUNS / run
+    results = {name: ref for refs in made.values() for name, ref in refs.items()}
     files = {"report": "report.md", "plot": "loss.png"}
     for name, file in files.items():
         if name in results:
             write_atomic(folder / file, store.read_bytes(results[name]), mode=0o644)
     if "report" in results:
         Console().print(Markdown(store.read_bytes(results["report"]).decode()))
-    made = store.run_stages(run)
-    for stage in stages:
-        for name, ref in made[stage].record.results.items():
+    for stage, refs in made.items():
+        for name, ref in refs.items():
             typer.echo(f"{stage + '/' + name:32} {_short(store.path(ref))}")
     laid_out = (f"{name.capitalize()}: {folder / file}" for name, file in files.items() if name in results)
     typer.echo("   ".join(laid_out))
+    now = store.run_stages(run)
+    if moved := [stage for stage in made if stage not in now or now[stage].record.results != made[stage]]:
+        typer.echo(f"another run moved {', '.join(f'{run}/{stage}' for stage in moved)} meanwhile", err=True)
 
 
 def _short(path: Path) -> str:

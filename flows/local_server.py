@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from riftco.errors import InputError
 from riftco.exclusive import exclusive
 from riftco.log import LOGGER, log_to_terminal
 
@@ -57,7 +58,7 @@ def local_prefect() -> Iterator[str]:
     With PREFECT_API_URL set that server is used; else one is started under $RIFTCO_HOME/prefect and ended at
     exit, at the latest when this process ends, killed or not. SIGTERM becomes `SystemExit(143)`, so that the
     block is left in order. Raises RuntimeError if Prefect has been imported already (it reads its settings at
-    import) or if the server does not start.
+    import) or if the server does not start, InputError if the named one does not answer.
     """
     if "prefect" in sys.modules:
         raise RuntimeError("enter local_prefect() before prefect, or a module with a flow, is imported")
@@ -67,7 +68,9 @@ def local_prefect() -> Iterator[str]:
             os.environ.setdefault(name, value)
         log_to_terminal()
         url = os.environ.get("PREFECT_API_URL")
-        if not url:
+        if url:
+            _require_answer(url)
+        else:
             url = _own_server(stack)
         try:
             yield url
@@ -81,6 +84,18 @@ def start_server(home: Path) -> Iterator[str]:
     with _started(home) as server:
         server.wait_until_ready()
         yield server.url
+
+
+def _require_answer(url: str) -> None:
+    import httpx
+    from prefect import get_client
+
+    with get_client(sync_client=True) as client:
+        error = client.api_healthcheck()
+    if isinstance(error, httpx.TransportError):
+        raise InputError(
+            f"PREFECT_API_URL {url} does not answer ({error}); start it, or unset it to have a local one"
+        )
 
 
 def _own_server(stack: ExitStack) -> str:

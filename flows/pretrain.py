@@ -2,10 +2,10 @@
 
 from prefect import flow
 
-from artifacts import Ref
 from flows.dag import pretrain_dag
 from flows.run_dag import one_at_a_time, run_dag
 from riftco.config import PretrainFlowConfig
+from tasks.call import Results
 
 
 @flow(
@@ -16,7 +16,7 @@ from riftco.config import PretrainFlowConfig
 )
 def pretrain(
     config: PretrainFlowConfig, force: tuple[str, ...] = (), from_stage: str | None = None
-) -> dict[str, Ref]:
+) -> dict[str, Results]:
     """Raw text to a new model: every step is skipped if the store has its results.
 
     Args:

@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from artifacts import Ref, Store
+from artifacts import Store
 from flows.dag import FlowConfig, Sources
 from riftco.progress import show_progress
 from tasks.call import Results
@@ -22,12 +22,16 @@ def run_dag(
     config: AnyFlowConfig,
     force: tuple[str, ...],
     from_stage: str | None,
-) -> dict[str, Ref]:
-    """Run a DAG in the store that is open to this process; every step is skipped if its results are there."""
+) -> dict[str, Results]:
+    """The results of each stage of a DAG, run in the store that is open to this process.
+
+    Every step is skipped if its results are there.
+    """
     store = Store.open()
     sources = Sources.read(config, store, put=True)
     with (
         show_progress() as report,
-        PrefectRunner(store, config.name, force=force, from_stage=from_stage, report=report),
+        PrefectRunner(store, config.name, force=force, from_stage=from_stage, report=report) as runner,
     ):
-        return dag(config, sources)
+        dag(config, sources)
+        return runner.made()

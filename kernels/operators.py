@@ -4,9 +4,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable
 
 _LIBRARY = torch.library.Library("riftco", "DEF")
+_AUTOCAST_KEYS = ("AutocastCPU", "AutocastCUDA", "AutocastMPS", "AutocastXLA")
 _FLOP_FORMULAS: dict[Any, Callable[..., int]] = {}
 
 
@@ -24,13 +26,16 @@ def define(
     schema: as in "gelu(Tensor x, Tensor? bias) -> Tensor". fake: makes outputs of the right shape, dtype and
     device from fake inputs. backward, setup_context: as for `torch.library.register_autograd`, but outputs
     that nothing depends on have the gradient None. flops: counts floating-point operations, from the shapes
-    of the arguments and `out_shape`.
+    of the arguments and `out_shape`. Implementations run with autocast off; one that has a backward raises
+    RuntimeError where forward-mode differentiation would need its derivative.
     """
     name = schema.split("(", 1)[0]
     _LIBRARY.define(schema)
     _LIBRARY.impl(name, implementation, "CompositeExplicitAutograd")
     torch.library.register_fake(f"riftco::{name}", fake, lib=_LIBRARY)
     handle = getattr(torch.ops.riftco, name)
+    for key in _AUTOCAST_KEYS:
+        _LIBRARY.impl(name, _without_autocast(handle.default), key)
     if backward is not None and setup_context is not None:
         _LIBRARY.impl(name, _differentiable(handle.default, setup_context, backward), "Autograd")
     if flops is not None:
@@ -43,6 +48,16 @@ def flop_counter(**options: Any) -> Any:
     from torch.utils.flop_counter import FlopCounterMode  # it imports Triton: 75 MiB and 0.2 s
 
     return FlopCounterMode(custom_mapping=_FLOP_FORMULAS, **options)
+
+
+def _without_autocast(operator: Any) -> Callable[..., Any]:
+    """What runs in its place while autocast is on: no implementation expects its own products in bf16."""
+
+    def call(*arguments: Any) -> Any:
+        with torch._C._DisableAutocast():
+            return operator(*arguments)
+
+    return call
 
 
 def _differentiable(
@@ -68,6 +83,8 @@ def _differentiable(
             return differentiate(ctx, *gradients)
 
     def call(*arguments: Any) -> Any:
+        if forward_ad._current_level >= 0:
+            _refuse_tangents(operator, arguments)
         tracked = (isinstance(x, torch.Tensor) and x.requires_grad for x in arguments)
         if torch.is_grad_enabled() and any(tracked):  # a node costs half of a small call
             return Node.apply(*arguments)
@@ -75,3 +92,12 @@ def _differentiable(
             return operator(*arguments)
 
     return call
+
+
+def _refuse_tangents(operator: Any, arguments: tuple[Any, ...]) -> None:
+    for x in arguments:
+        if isinstance(x, torch.Tensor) and forward_ad.unpack_dual(x).tangent is not None:
+            raise RuntimeError(
+                f"{operator}: forward-mode differentiation (jvp) is not supported; use backward or torch's "
+                "own operations"
+            )

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from artifacts import ModelBundle, Store, Workspace, step_key
+from artifacts import BundleError, ModelBundle, Store, Workspace, step_key, write_atomic
 from riftco.bench_cli import bench_serve
-from riftco.commands import Assignments, ConfigFile, Model, open_bundle, user_errors
+from riftco.commands import Assignments, ConfigFile, Model, open_bundle, readable, user_errors
 from riftco.config import OPERATION, PostTrainingConfig, PretrainingConfig, ServingConfig
 from riftco.data import read_text
 from riftco.errors import InputError
@@ -166,14 +166,31 @@ def _training(
     ):
         yield sink, workspace
         workspace.clear()
+        _tell_of_unfinished(folder)
+
+
+def _tell_of_unfinished(folder: Path) -> None:
+    """Say in the log what else lies in a finished run's folder; it is not ours to delete."""
+    states = {path.parent for path in folder.glob("*/*.riftckpt")}
+    size = sum(path.stat().st_size for state in states for path in state.iterdir())
+    if states:
+        runs = f"{len(states)} unfinished run{'s' * (len(states) > 1)}"
+        unfinished = f"{runs} of other settings or inputs, {readable(size)}"
+        advice = "to go on with one give its command again, else the folder may be deleted"
+        LOGGER.info("%s also keeps %s: %s", folder, unfinished, advice)
 
 
 def _check_output(output: Path, *inputs: Path | None) -> None:
-    """Refuse, before any work, an output that could not be written or would replace an input."""
+    """Refuse, before any work, an output that could not be written or would replace what is no bundle."""
     if output.is_dir():
         raise InputError(f"{output}: is a folder; give the name of a file to write")
     if any(path is not None and output.resolve() == path.resolve() for path in inputs):
         raise InputError(f"{output}: is also an input, which would be lost; give another name")
+    if output.exists():
+        try:
+            ModelBundle.identify(output)
+        except (BundleError, FileNotFoundError):  # the latter for a device
+            raise InputError(f"{output}: is no bundle and would be lost; give another name") from None
     existing = next(parent for parent in output.absolute().parents if parent.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
         raise InputError(f"{output}: cannot be written, {existing} is not a folder we may write to")
@@ -185,7 +202,7 @@ def _saved(bundle: ModelBundle, output: Path, loss: float) -> None:
     if not is_leader():
         return
     try:
-        bundle.save(output)
+        write_atomic(output, bundle.chunks(), sync=True)  # the state that is cleared next cannot come back
     except OSError as error:
         raise InputError(
             f"{output}: {error.strerror or error}; free some space and give the command again"

@@ -6,7 +6,7 @@ comments. `contract_dump` leaves an extension out of the metadata while it has i
 uses none of them writes exactly the metadata the original would.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
@@ -41,6 +41,22 @@ class Config(BaseModel):
     """Base of all settings: immutable, and a misspelt field is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _complete_nested(cls, values: Any) -> Any:
+        """What a nested mapping leaves out comes from the field's default, not from the nested class's."""
+        if not isinstance(values, Mapping):
+            return values
+        defaults = {name: field.default for name, field in cls.model_fields.items()}
+        return {name: _completed(value, defaults.get(name)) for name, value in values.items()}
+
+
+def _completed(value: Any, default: Any) -> Any:
+    if not (isinstance(value, Mapping) and isinstance(default, Config)):
+        return value
+    own = dict(default)
+    return own | {name: _completed(part, own.get(name)) for name, part in value.items()}
 
 
 class LoraConfig(Config):
@@ -297,6 +313,16 @@ class InstructionsConfig(Config):
     train_fraction: Fraction = 0.94
     validation_fraction: Fraction = 0.03
     test_fraction: Fraction = 0.03
+
+    @model_validator(mode="after")
+    def _fractions_are_a_whole(self) -> Self:
+        total = self.train_fraction + self.validation_fraction + self.test_fraction
+        if abs(total - 1) > 1e-12:
+            raise ValueError(
+                f"train_fraction {self.train_fraction}, validation_fraction {self.validation_fraction} and "
+                f"test_fraction {self.test_fraction} add up to {total:.6g}; make it 1"
+            )
+        return self
 
 
 _DEMO_PRETRAINING = PretrainingConfig(

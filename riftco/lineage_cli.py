@@ -1,6 +1,5 @@
 """`riftco lineage`, `why` and `diff`: how a result came about, why it changed, and in what."""
 
-import json
 import math
 from collections.abc import Iterator
 from typing import Annotated, Any
@@ -13,7 +12,7 @@ from rich.tree import Tree
 
 from artifacts import Ref, Store, StoreError
 from artifacts.bundle_diff import BundleDifference, bundle_difference
-from artifacts.lineage import ABSENT, Change, Lineage, changes
+from artifacts.lineage import ABSENT, Change, Lineage, changes, shortened
 from artifacts.records import is_name
 from riftco.commands import Json, open_bundle, print_json, user_errors
 
@@ -150,12 +149,7 @@ def _recipe(record: Any) -> dict[str, Any]:
 
 def _print_changes(changed: list[Change]) -> None:
     for place, before, after in changed:
-        typer.echo(f"{place}: {_shortened(before)} -> {_shortened(after)}")
-
-
-def _shortened(value: object) -> str:
-    text = str(value) if value is ABSENT or isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 70 else f"{text[:60]}… ({len(text)} characters)"
+        typer.echo(f"{place}: {shortened(before)} -> {shortened(after)}")
 
 
 def _change_json(change: Change, first: str, second: str) -> dict[str, Any]:

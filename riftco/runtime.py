@@ -6,8 +6,10 @@ from typing import Any, NoReturn, Self
 import numpy as np
 import torch
 
-from artifacts import ModelBundle, ParameterSpec
+from artifacts import BundleError, ModelBundle, ModelConfig, ParameterSpec
+from artifacts.bundle_manifest import BundleManifest, metadata_bytes
 from riftco.backends import BackendName, resolve_backend
+from riftco.errors import InputError
 from riftco.model import DecoderOnlyTransformer, ModelSnapshot
 from riftco.tokenizer import Tokenizer
 
@@ -62,6 +64,34 @@ def snapshot_of(bundle: ModelBundle) -> ModelSnapshot:
     """The bundle's configuration, tokenizer and weights as an in-memory snapshot."""
     tensors = {name: torch.tensor(values) for name, values in bundle.tensors().items()}
     return ModelSnapshot(bundle.config, bundle.tokenizer, tensors)
+
+
+def require_bundle_fits(
+    config: ModelConfig,
+    tokenizer: Tokenizer,
+    *,
+    stage: str,
+    parent_artifact_id: str | None = None,
+    metadata: dict[str, Any] | None = None,
+) -> None:
+    """InputError if the bundle of such a model, whatever its weights, would be refused: too large a manifest.
+
+    To be asked before the model is trained.
+    """
+    parameters, no_weights = config.parameter_specs(), "0" * 64
+    try:
+        BundleManifest(
+            config,
+            tokenizer.spec,
+            parameters,
+            no_weights,
+            stage,
+            parent_artifact_id,
+            metadata_bytes(metadata),
+        ).encode()
+    except BundleError as error:
+        sizes = f"vocabulary_size {config.vocabulary_size} and block_count {config.block_count}"
+        raise InputError(f"{sizes} are too large for a bundle: {error}") from error
 
 
 def capture_bundle(

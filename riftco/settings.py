@@ -22,7 +22,7 @@ def load_config(defaults: C, file: Path | None = None, assignments: Iterable[str
     if file is not None:
         _merge(values, _read_yaml(file), source=str(file))
     for assignment in assignments:
-        _merge(values, _parse_assignment(assignment), source="--set")
+        _merge(values, _parse_assignment(assignment, type(defaults)), source="--set")
     try:
         return type(defaults).model_validate(values)
     except ValidationError as error:
@@ -36,9 +36,23 @@ def _message(error: Any) -> str:
     return what if isinstance(value, dict) else f"{what}, got {value!r}"
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML in which a key that a mapping has twice is an error: the last would silently replace the first."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        lines: dict[str, int] = {}
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            line = key.start_mark.line + 1
+            if key.value in lines:
+                raise ValueError(f"line {line}: {key.value} is on line {lines[key.value]} already; join them")
+            lines[key.value] = line
+        return node
+
+
 def _read_yaml(file: Path) -> Mapping[str, Any]:
     try:
-        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+        values = yaml.load(file.read_text(encoding="utf-8"), _Loader)
     except OSError as error:
         raise InputError(f"{file}: {error.strerror}; give the path of a YAML file") from None
     except (yaml.YAMLError, ValueError) as error:
@@ -48,19 +62,36 @@ def _read_yaml(file: Path) -> Mapping[str, Any]:
     return values
 
 
-def _parse_assignment(assignment: str) -> Mapping[str, Any]:
+def _parse_assignment(assignment: str, config: type[BaseModel]) -> Mapping[str, Any]:
     path, equals, text = assignment.partition("=")
     if not (path and equals):
         raise InputError(f"--set {assignment}: write it as field.name=value")
-    try:
-        value: Any = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError):  # ValueError: what looks like a date and is none
-        value = text
-    if isinstance(value, str) and value:
-        value = _number(value)
-    for name in reversed(path.split(".")):
+    if not text.strip():
+        raise InputError(f"--set {assignment}: has no value; write {path}=null for nothing")
+    names = path.split(".")
+    value = _parse_value(text, is_text=_is_text(config, names))
+    for name in reversed(names):
         value = {name: value}
     return value
+
+
+def _is_text(kind: Any, names: Iterable[str]) -> bool:
+    """Whether the setting under these names is a text: 9e0745 is then a digest, not a number."""
+    for name in names:
+        field = getattr(kind, "model_fields", {}).get(name)
+        kind = field.annotation if field else None
+    return kind in (str, str | None)
+
+
+def _parse_value(text: str, *, is_text: bool) -> Any:
+    """What YAML makes of it; a text setting's text as it stands, unless it is quoted or null."""
+    if is_text and text[0] not in "'\"" and text not in ("null", "~"):
+        return text
+    try:
+        value = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError):  # ValueError: what looks like a date and is none
+        value = text
+    return _number(value) if isinstance(value, str) and value and not is_text else value
 
 
 def _number(text: str) -> float | str:
@@ -92,3 +123,8 @@ def settings_help(config: type[BaseModel]) -> str:
     """The settings of a stage and their defaults, as a paragraph for a help page."""
     fields = ", ".join(f"{name}={field.default}" for name, field in config.model_fields.items())
     return f"Settings and their defaults: {fields}"
+
+
+def settings_yaml(config: BaseModel) -> str:
+    """All settings as YAML that `load_config` reads back."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)

@@ -271,6 +271,8 @@ def tag_object(
         if tag is None or (name is None and not remove):
             _show_tags(store, tag, as_json)
             return
+        if name is not None:
+            _refuse_name_of_a_run(store, tag)
         ref = store.resolve(name) if name is not None else None
         before = _standing_tag(store, tag, force)
         current = before.ref if before else None
@@ -297,6 +299,11 @@ def _check_tag_arguments(tag: str | None, name: str | None, remove: bool, expect
         raise InputError("--expect is for moving a tag: say what it is to mean, or --remove")
     if expect == "":
         raise InputError("--expect '' names nothing: give what the tag means now, or 'none' for a new tag")
+
+
+def _refuse_name_of_a_run(store: Store, tag: str) -> None:
+    if tag in store.runs():
+        raise InputError(f"a run is called {tag}, and the tag would hide it; give the tag another name")
 
 
 def _standing_tag(store: Store, tag: str, force: bool) -> Tag | None:
@@ -344,6 +351,8 @@ def put_file(
 
 
 def _put(store: Store, path: Path, kind: str, tag: str | None) -> Ref:
+    if tag:
+        _refuse_name_of_a_run(store, tag)
     before = store.tag(tag) if tag else None  # a damaged one is told before anything is stored
     if path.suffix == ".rift":
         ref = store.put_bundle(ModelBundle.load(path))

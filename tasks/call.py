@@ -3,7 +3,7 @@
 import contextvars
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -70,7 +70,7 @@ class Call:
     @property
     def waits_for(self) -> tuple[str, ...]:
         """Stages that have to run before this call has a key, each once, in the order of the arguments."""
-        return tuple(dict.fromkeys(leaf.stage for _, leaf in leaves(self.recipe) if isinstance(leaf, Unmade)))
+        return tuple(dict.fromkeys(leaf.stage for leaf in _leaves(self.recipe) if isinstance(leaf, Unmade)))
 
 
 class Runner(ABC):
@@ -109,11 +109,10 @@ class Runner(ABC):
 active_runner: contextvars.ContextVar[Runner] = contextvars.ContextVar("active_runner")
 
 
-def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every (dotted path, value) of a recipe that is not a list or dictionary with something in it."""
-    if isinstance(value, dict | list) and value:
-        items: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, dict) else enumerate(value)
-        for name, child in items:
-            yield from leaves(child, f"{path}.{name}" if path else str(name))
+def _leaves(value: Any) -> Iterator[Any]:
+    """Every value of a recipe that is neither a list nor a dictionary."""
+    if isinstance(value, dict | list):
+        for child in value.values() if isinstance(value, dict) else value:
+            yield from _leaves(child)
     else:
-        yield path, value
+        yield value

@@ -1,16 +1,15 @@
 """Says what a run would do, and why, without doing any of it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from dataclasses import dataclass
+from typing import Literal, cast
 
 from artifacts import Ref, Store
-from tasks.call import Call, Results, Runner, Unmade, leaves
+from artifacts.lineage import Change, changes, shortened
+from tasks.call import Call, Results, Runner, Unmade
 from tasks.runner import recall_intact, short
 
 Status = Literal["cached", "damaged", "stale", "missing", "waiting"]
-ABSENT = "(none)"
-"""Stands for the value of a field that a recipe does not have."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +26,8 @@ class StagePlan:
     status: Status
     reason: str = ""
     """For people: the digest, the damage, what changed, or what it waits for."""
-    changes: dict[str, tuple[Any, Any]] = field(default_factory=dict)
-    """Of a stale stage: path in the recipe -> value when it was made, value now."""
+    changes: Sequence[Change] = ()
+    """Of a stale stage: places in the recipe, with the value when it was made and the value now."""
 
 
 class PlanRunner(Runner):
@@ -57,9 +56,9 @@ class PlanRunner(Runner):
             return self._known(call, record.results, "cached", short(record.results))
         if damage and (record := self._store.recall(call.key)):
             return self._known(call, record.results, "damaged", damage)
-        changes = self._changes(call)
-        said = ", ".join(f"{path} {old} -> {new}" for path, (old, new) in changes.items())
-        return self._unknown(call, "stale" if changes else "missing", said, changes)
+        changed = self._changes(call)
+        said = ", ".join(f"{place} {shortened(old)} -> {shortened(new)}" for place, old, new in changed)
+        return self._unknown(call, "stale" if changed else "missing", said, changed)
 
     def run_all(self, calls: Sequence[Call]) -> list[Results]:
         """As `run`, for each call."""
@@ -69,21 +68,17 @@ class PlanRunner(Runner):
         self.stages.append(StagePlan(call.stage, call.title, status, reason))
         return results
 
-    def _unknown(
-        self, call: Call, status: Status, reason: str, changes: dict[str, tuple[Any, Any]] | None = None
-    ) -> Results:
-        self.stages.append(StagePlan(call.stage, call.title, status, reason, changes or {}))
+    def _unknown(self, call: Call, status: Status, reason: str, changed: Sequence[Change] = ()) -> Results:
+        self.stages.append(StagePlan(call.stage, call.title, status, reason, changed))
         return _UnmadeResults(call.stage)
 
-    def _changes(self, call: Call) -> dict[str, tuple[Any, Any]]:
-        """Paths whose values differ between the recipe this run used for the stage before and the new one."""
+    def _changes(self, call: Call) -> list[Change]:
+        """What differs between the recipe this run used for the stage before and the new one."""
         if call.stage not in self._made_before:
-            return {}
+            return []
         record = self._made_before[call.stage].record
-        before = dict(leaves(record.recipe)) | {"step": record.step, "version": record.version}
-        now = dict(leaves(call.recipe)) | {"step": call.step, "version": call.version}
-        pairs = {path: (before.get(path, ABSENT), now.get(path, ABSENT)) for path in before | now}
-        return {path: (old, new) for path, (old, new) in pairs.items() if repr(old) != repr(new)}
+        before = {"step": record.step, "version": record.version, **record.recipe}
+        return changes(before, {"step": call.step, "version": call.version, **call.recipe})
 
 
 class _UnmadeResults(dict[str, Ref]):

@@ -76,12 +76,14 @@ def prepare_instructions(work: Work, source: Ref | None, config: InstructionsCon
         identity=lambda record: {name: record[name] for name in ("prompt", "response")},
     )
     splits["test"] += tuple(record for record in records if record.get("held_out"))
-    for name, members in splits.items():
-        if not members:
-            raise InputError(
-                f"instructions: the {name} split is empty; give more records than {len(records)}"
-            )
     counts = {name: len(members) for name, members in splits.items()}
+    for name, count in counts.items():
+        if not count:
+            raise InputError(
+                f"instructions: the {name} split is empty, for {sum(counts.values())} of {len(records)} "
+                f"records are distinct; give more, or raise instructions.{name}_fraction "
+                f"({getattr(config, f'{name}_fraction')}) and lower another"
+            )
     work.log.info("instructions: %s", ", ".join(f"{count} {name}" for name, count in counts.items()))
     return {name: work.store.put_bytes("instructions", _jsonl(members)) for name, members in splits.items()}
 

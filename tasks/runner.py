@@ -64,6 +64,11 @@ class PlainRunner(Runner):
         """The results of the calls, one after the other."""
         return [self.run(call) for call in calls]
 
+    def made(self) -> dict[str, Results]:
+        """The results of each stage of this run, whatever the run's name has come to mean since."""
+        records = {stage: self.store.recall(call.key) for stage, call in self._claimed.items()}
+        return {stage: record.results for stage, record in records.items() if record}
+
     def claim(self, call: Call) -> None:
         """As `Runner.claim`, and take note that the run has come to this stage."""
         super().claim(call)
@@ -104,7 +109,8 @@ class PlainRunner(Runner):
         workspace = self.store.workspace(key)
         if self.store.recall(key):  # what is left there led to results already
             workspace.clear()
-        folder = self.store.root.parent / "tracking" / self.run_name / call.stage
+        root = self.store.root
+        folder = root.parent / "tracking" / root.name / self.run_name / call.stage
         work = Work(self.store, self.run_name, LOGGER, self._progress(call.title), workspace, folder)
         results = call.body(work, **call.arguments)
         if not (isinstance(results, dict) and results and all(isinstance(r, Ref) for r in results.values())):

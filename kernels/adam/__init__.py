@@ -46,6 +46,11 @@ def adam_step(
     beta1_power and beta2_power are b1^t and b2^t of this step, t from 1. A parameter's moments are one tensor
     of as many elements, or a list of pages that have as many together; the result is the same bit for bit, on
     any number of threads. ValueError, and nothing changed, if the norm or any new value is not finite.
+
+    On a CPU a step trusts the one before on how large parameters and moments are, unless torch's version
+    counters or the addresses say that they were changed meanwhile. Writes that torch does not count, through
+    `.data`, `.numpy()` or another process, must keep them finite, second moments not negative: such a step
+    may be taken and store what is not finite.
     """
     settings = Settings(learning_rate, beta1, beta2, epsilon, maximum_gradient_norm, beta1_power, beta2_power)
     _require_settings(settings)
@@ -125,12 +130,12 @@ def _implementation(
     settings: list[float],
 ) -> Tensor:
     arguments = (parameters, gradients, first_pages, second_pages, page_counts, Settings(*settings))
-    return torch.tensor(_step(parameters[0], *arguments), dtype=torch.float64)
+    return torch.tensor(_step(parameters[0], *arguments), dtype=torch.float64, device="cpu")
 
 
 _operator = define(
     "adam_step(Tensor(a!)[] parameters, Tensor[] gradients, Tensor(b!)[] first_pages, "
     "Tensor(c!)[] second_pages, int[] page_counts, float[] settings) -> Tensor",
     _implementation,
-    fake=lambda *_: torch.empty(2, dtype=torch.float64),
+    fake=lambda *_: torch.empty(2, dtype=torch.float64, device="cpu"),
 )

@@ -1,22 +1,21 @@
 """Adam's step by the compiled code.
 
-A step leaves behind how large its new values are. As long as torch's version counters say that nobody has
-changed them, the next step reads only the gradients before it decides.
+A step leaves behind how large its new values are. As long as they lie where they lay and torch's version
+counters say that nobody has changed them, the next step reads only the gradients before it decides.
 """
 
 from array import array
 from collections.abc import Sequence
-from operator import attrgetter, is_
+from operator import is_
 from typing import NamedTuple
 from weakref import ref
 
 import torch
 from torch import Tensor
 
-from kernels.adam.transaction import Settings, run
+from kernels.adam.transaction import Settings, run, versions
 from kernels.native import Integer, Pointer, function
 
-_version = attrgetter("_version")
 _measure = function("riftco_adam_measure", *[Pointer] * 3, Integer, Integer)
 _update = function("riftco_adam_update", *[Pointer] * 3, Integer, Integer)
 
@@ -36,12 +35,13 @@ def step(
         return NotImplemented
     if not all(map(Tensor.is_contiguous, gradients)):
         gradients = [g.contiguous() for g in gradients]
-    last = _recall(written)
-    known = last and last.largest
-    arrays = _Arrays(parameters, gradients, first_pages, second_pages, page_counts, known)
+    arrays = _Arrays(parameters, gradients, first_pages, second_pages, page_counts)
+    last = _recall(written, versions(written), arrays.places)
+    if last:
+        arrays.know(last.largest)
     result = run(arrays, settings)
     torch.autograd.graph.increment_version(written)
-    _remember(last.tensors if last else [*map(ref, written)], written, arrays.largest)
+    _remember(last.tensors if last else [*map(ref, written)], written, arrays)
     return result
 
 
@@ -55,11 +55,9 @@ class _Arrays:
         first_pages: Sequence[Tensor],
         second_pages: Sequence[Tensor],
         page_counts: Sequence[int],
-        known: Sequence[int] | None,
     ) -> None:
-        """known: the largest bit patterns, if they are."""
-        self._known = known is not None
-        self.largest = array("I", known or (0, 0, 0))
+        self._known = False
+        self.largest = array("I", (0, 0, 0))
         places, sizes = Tensor.data_ptr, Tensor.numel
         self._columns = [
             array("q", column)
@@ -73,8 +71,13 @@ class _Arrays:
                 map(sizes, first_pages),
             )
         ]
+        self.places = [self._columns[i] for i in (0, 4, 5)]  # of what is written
         self._tensors = array("q", [len(parameters), *map(_at, self._columns)])
         self._threads = torch.get_num_threads()
+
+    def know(self, largest: Sequence[int]) -> None:
+        """Spare `measure` the search for the largest bit patterns."""
+        self._known, self.largest = True, array("I", largest)
 
     def measure(self) -> tuple[float, Sequence[int]]:
         squares = array("d", [0.0])
@@ -100,24 +103,25 @@ class _Remembered(NamedTuple):
 
     tensors: list[ref[Tensor]]
     versions: list[int]
+    places: list[array]
     largest: Sequence[int]
 
 
 _remembered: _Remembered | None = None
 
 
-def _remember(tensors: list[ref[Tensor]], written: list[Tensor], largest: Sequence[int]) -> None:
+def _remember(tensors: list[ref[Tensor]], written: list[Tensor], arrays: _Arrays) -> None:
     global _remembered
-    _remembered = _Remembered(tensors, [*map(_version, written)], largest)
+    _remembered = _Remembered(tensors, versions(written), arrays.places, arrays.largest)
 
 
-def _recall(written: list[Tensor]) -> _Remembered | None:
+def _recall(written: list[Tensor], found: list[int], places: list[array]) -> _Remembered | None:
     """What the last step left, if it wrote these tensors and nobody has since."""
     last = _remembered
     if last is None or len(last.tensors) != len(written):
         return None
     same = all(map(is_, [known() for known in last.tensors], written))
-    return last if same and last.versions == [*map(_version, written)] else None
+    return last if same and last.versions == found and last.places == places else None
 
 
 def _at(values: array) -> int:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from kernels.adam.transaction import Settings, norm_and_clip, require_finite
+from kernels.adam.transaction import Settings, norm_and_clip, require_finite, versions
 
 ROWS, COLUMNS = 16, 256
 
@@ -21,13 +21,14 @@ def step(
     settings: Settings,
 ) -> tuple[float, float]:
     """The gradient's norm and the factor applied to it; `first` is the tensor that chose the device."""
+    versions([*parameters, *first_pages, *second_pages])
     norm, clip = norm_and_clip(sum_of_squares(gradients), settings)
     numbers = settings.with_clip(clip)
     changes: list[tuple[Tensor, Tensor]] = []
     at = 0
     for parameter, gradient, pages in zip(parameters, gradients, page_counts, strict=True):
         moments = [list(all_pages[at : at + pages]) for all_pages in (first_pages, second_pages)]
-        m, v = map(_joined, moments)
+        m, v = (_joined(of_one, parameter) for of_one in moments)
         values, m, v = candidates(parameter.flatten(), gradient.flatten(), m, v, numbers)
         changes.append((parameter, values))
         for of_one, new in zip(moments, (m, v), strict=True):
@@ -39,8 +40,8 @@ def step(
     return norm, clip
 
 
-def _joined(pages: Sequence[Tensor]) -> Tensor:
-    return torch.cat([page.flatten() for page in pages]) if pages else torch.empty(0)
+def _joined(pages: Sequence[Tensor], like: Tensor) -> Tensor:
+    return torch.cat([page.flatten() for page in pages]) if pages else like.new_empty(0)
 
 
 def candidates(

@@ -8,10 +8,15 @@ and looked at before they are computed again and stored.
 import math
 import struct
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import NamedTuple, Protocol
+
+from torch import Tensor
 
 _LARGEST = 3.4e38  # less than float32's largest value
 _SLACK = 1.001  # more than all rounding of the bounds
+
+_version = attrgetter("_version")
 
 
 class NonFiniteUpdateError(ValueError):
@@ -49,6 +54,17 @@ class Arrays(Protocol):
 
     def apply(self, settings: tuple[float, ...]) -> None:
         """Store the new values."""
+
+
+def versions(written: Sequence[Tensor]) -> list[int]:
+    """How often each has been written, as torch counts; ValueError for tensors that it does not count for."""
+    try:
+        return [*map(_version, written)]
+    except RuntimeError as error:
+        raise ValueError(
+            "there is a parameter or moment made in inference mode, whose writes torch does not count: clone "
+            "it outside"
+        ) from error
 
 
 def run(arrays: Arrays, settings: Settings) -> tuple[float, float]:

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.adam.reference import COLUMNS, ROWS
-from kernels.adam.transaction import Settings, run
+from kernels.adam.transaction import Settings, run, versions
 
 _BLOCK = 1024
 _EXACT = {"enable_fp_fusion": False}
@@ -111,11 +111,13 @@ def step(
     settings: Settings,
 ) -> Any:
     """As `reference.step`, for tensors that lie dense in memory; gradients are made so."""
-    if not all(x.is_contiguous() for x in (*parameters, *first_pages, *second_pages)):
+    written = [*parameters, *first_pages, *second_pages]
+    if not all(map(Tensor.is_contiguous, written)):
         return NotImplemented
+    versions(written)
     gradients = [g.contiguous() for g in gradients]
     result = run(Arrays(parameters, gradients, first_pages, second_pages, page_counts), settings)
-    torch.autograd.graph.increment_version([*parameters, *first_pages, *second_pages])
+    torch.autograd.graph.increment_version(written)
     return result
 
 
@@ -168,7 +170,7 @@ class Arrays:
     def launch_update(self, settings: tuple[float, ...], write: bool) -> Tensor:
         """Whether each block's new values are finite, if they are not written."""
         blocks = self._segments[3]
-        numbers = torch.tensor(settings, dtype=torch.float64).to(self.device)
+        numbers = torch.tensor(settings, dtype=torch.float64, device=self.device)
         finite = torch.empty(0 if write else blocks, dtype=torch.int32, device=self.device)
         if blocks:
             _update_kernel[(blocks,)](*self._segments[:3], numbers, finite, write, _BLOCK, **_EXACT)
@@ -176,8 +178,8 @@ class Arrays:
 
     def _table(self, rows: Sequence[tuple[int, ...]], step: int) -> tuple[Tensor, Tensor, Tensor, int]:
         """Rows that end in a count; for each program its row; for each row its first program; programs."""
-        table = torch.tensor(rows, dtype=torch.int64)
+        table = torch.tensor(rows, dtype=torch.int64, device="cpu")
         programs = -(-table[:, -1] // step)
         firsts = programs.cumsum(0) - programs
-        owners = torch.arange(len(rows)).repeat_interleave(programs)
+        owners = torch.arange(len(rows), device="cpu").repeat_interleave(programs)
         return table.to(self.device), owners.to(self.device), firsts.to(self.device), len(owners)

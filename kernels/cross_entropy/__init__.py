@@ -181,6 +181,11 @@ def _fake_linear(
 
 def _remember_linear(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.needed = inputs[-3:]
+    if any(ctx.needs_input_grad[place] and not needed for place, needed in enumerate(ctx.needed)):
+        raise RuntimeError(
+            "linear_cross_entropy: vmap hides that a gradient of what it maps over is needed; call this for "
+            "each element, or cross_entropy on the logits"
+        )
     ctx.mark_non_differentiable(*output[1:])
     ctx.save_for_backward(*output[1:])
 

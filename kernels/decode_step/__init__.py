@@ -81,7 +81,7 @@ class DecodeStep:
         """The logits after R rows, as `decode_step`."""
         count = _check_rows(self.weights, token_ids, positions, page_table, needs_logits)
         if not count:
-            return torch.empty(0, self.weights.vocabulary_size, device=self.weights.device)
+            return token_ids.new_empty(0, self.weights.vocabulary_size, dtype=torch.float32)
         return _step(token_ids, self, positions, page_table, needs_logits, threads)
 
 

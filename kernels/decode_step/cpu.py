@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 from torch.nn.functional import pad
 
 from kernels.decode_step.weights import Linear, Norm, PlainWeights
@@ -151,6 +152,7 @@ class Pages:
         self.pointers = [ctypes.cast(array, Pointer) for array in self._arrays]
         self.count, _, self.size, _ = key_pages[0].shape
         self.half = key_pages[0].dtype == torch.bfloat16
+        self.counted = [x for x in (*key_pages, *value_pages) if not x.is_inference()]
 
 
 def step(
@@ -166,7 +168,7 @@ def step(
     assert _native is not None
     model, count = panels.model, len(token_ids)
     needed = count if needs_logits is None else needs_logits.tolist().count(True)
-    logits = torch.empty(needed, model.vocabulary)
+    logits = token_ids.new_empty(needed, model.vocabulary, dtype=torch.float32)
     token_ids, positions = token_ids.contiguous(), positions.contiguous()
     table = page_table.to(torch.int64).contiguous()
     needs_logits = None if needs_logits is None else needs_logits.contiguous()
@@ -177,7 +179,10 @@ def step(
         *pages.pointers,
     )
     misfit = _native(ctypes.byref(model), ctypes.byref(rows), pages.half, logits.data_ptr(), threads)
-    return None if misfit else logits
+    if misfit:
+        return None
+    increment_version(pages.counted)
+    return logits
 
 
 def _whole_panels(x: Tensor, value: int = 0) -> Tensor:
@@ -189,7 +194,7 @@ def pack_panels(matrices: list[Tensor]) -> Tensor:
     """Contiguous float32 matrices `[out, in]`, below each other, as `[panels, in, PANEL]`."""
     assert _pack is not None
     outputs, inputs = matrices[0].shape
-    packed = torch.empty(-(-len(matrices) * outputs // _PANEL), inputs, _PANEL)
+    packed = matrices[0].new_empty(-(-len(matrices) * outputs // _PANEL), inputs, _PANEL)
     _pack(*_located(matrices), outputs, inputs, packed.data_ptr(), torch.get_num_threads())
     return packed
 
@@ -202,8 +207,8 @@ def pack_fixed_panels(matrices: list[Tensor]) -> tuple[Tensor, Tensor]:
     assert _pack_fixed is not None
     outputs, inputs = matrices[0].shape
     panels, runs = -(-len(matrices) * outputs // _PANEL), -(-inputs // _RUN)
-    numbers = torch.empty(panels, runs, _RUN // 2, _PANEL, 2, dtype=torch.int16)
-    scales = torch.empty(panels, runs, _PANEL)
+    numbers = matrices[0].new_empty(panels, runs, _RUN // 2, _PANEL, 2, dtype=torch.int16)
+    scales = matrices[0].new_empty(panels, runs, _PANEL)
     places = (numbers.data_ptr(), scales.data_ptr(), torch.get_num_threads())
     _pack_fixed(*_located(matrices), outputs, inputs, *places)
     return numbers, scales
@@ -229,7 +234,7 @@ def _scale_panels(weights: list[PackedNf4], run: int) -> Tensor:
     """The float32 scale of each run of inputs, `[panels, in / run, PANEL]`."""
 
     def of_rows(w: PackedNf4) -> Tensor:
-        first = torch.arange(0, w.shape[0] * w.shape[1], run).view(w.shape[0], -1)
+        first = torch.arange(0, w.shape[0] * w.shape[1], run, device=w.codes.device).view(w.shape[0], -1)
         return decode_scales(w.fields())[first // w.block_size]
 
     return pack_panels([of_rows(w) for w in weights])

@@ -11,7 +11,7 @@ from torch import Tensor
 from kernels.flash_attention.reference import empty_heads
 from kernels.native import Integer, Pointer, function, pointer
 
-_scratch_size = function("riftco_flash_attention_scratch", Pointer, Integer)
+_scratch_size = function("riftco_flash_attention_scratch", Pointer, Integer, result=Integer)
 _SIGNATURE = (Pointer, Pointer, Pointer, Pointer, Pointer, Integer, Pointer, Integer)
 _forward = function("riftco_flash_attention_forward", *_SIGNATURE)
 _backward = function("riftco_flash_attention_backward", *_SIGNATURE)
@@ -52,7 +52,7 @@ def _call(
     threads = torch.get_num_threads()
     sizes = (Integer * 5)(shape[0], shape[1], shape[2], keys, shape[3])
     floats = _scratch_size(sizes, for_backward)  # type: ignore[misc]
-    scratch = torch.empty(floats * threads, dtype=torch.float32)
+    scratch = lse.new_empty(floats * threads)
     if document_starts is not None:
         document_starts = document_starts.to(torch.int64).contiguous()
     strides = [stride for x in tensors for stride in x.stride()[:3]]

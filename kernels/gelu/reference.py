@@ -18,7 +18,7 @@ def backward(gradient: Tensor, x: Tensor, bias: Tensor | None) -> tuple[Tensor, 
     probability = 0.5 * (1 + torch.erf(z * math.sqrt(0.5)))
     density = torch.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
     dx = gradient.to(z.dtype).contiguous() * (probability + z * density)
-    sums = x.new_empty(0) if bias is None else dx.flatten(0, -2).sum(0) if dx.dim() > 1 else dx
+    sums = x.new_empty(0) if bias is None else dx.flatten(0, -2).sum(0) if dx.dim() > 1 else dx.clone()
     return dx.to(x.dtype), sums if bias is None else sums.to(bias.dtype)
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from kernels.dispatch import Operation
 from kernels.native import Integer, Pointer, function, pointer
@@ -18,9 +19,9 @@ def kv_write(key_pages: Tensor, value_pages: Tensor, keys: Tensor, values: Tenso
     """Write N tokens into pages, in place: token i goes to offset slots[i] % page of page slots[i] // page.
 
     Pages are `[P, H, page, d]`, keys and values `[N, H, d]`, slots int64 `[N]`; all but slots of one dtype,
-    all on one device. Slot -1 skips its token; the other slots must differ. ValueError, with nothing
-    written, for what does not fit; on a GPU the values of slots are not looked at and a slot outside the
-    pages is skipped.
+    all on one device. Slot -1 skips its token; the other slots must differ. Not differentiable. ValueError,
+    with nothing written, for what does not fit and for pages that require gradients; on a GPU the values of
+    slots are not looked at and a slot outside the pages is skipped.
     """
     _check(key_pages, value_pages, keys, values, slots)
     _kv_write(key_pages, value_pages, keys, values, slots)
@@ -32,6 +33,8 @@ def _check(key_pages: Tensor, value_pages: Tensor, keys: Tensor, values: Tensor,
             "pages must be [P, H, page, d] and slots [N], "
             f"got {list(key_pages.shape)} and {list(slots.shape)}"
         )
+    if key_pages.requires_grad or value_pages.requires_grad:
+        raise ValueError("the pages require gradients, and writes have none: detach them")
     if slots.dtype != torch.int64 or slots.device != key_pages.device:
         raise ValueError(f"slots must be int64 on {key_pages.device}, got {slots.dtype} on {slots.device}")
     token = (slots.shape[0], key_pages.shape[1], key_pages.shape[3])
@@ -96,12 +99,17 @@ _write = Operation(
 )
 
 
+def _write_and_mark(key_pages: Tensor, value_pages: Tensor, *rest: Tensor) -> None:
+    _write(key_pages, value_pages, *rest)
+    increment_version([x for x in (key_pages, value_pages) if not x.is_inference()])
+
+
 def _fake(*_: Tensor) -> None:
     return None
 
 
 _kv_write = define(
     "kv_write(Tensor(a!) key_pages, Tensor(b!) value_pages, Tensor keys, Tensor values, Tensor slots) -> ()",
-    _write,
+    _write_and_mark,
     fake=_fake,
 )

@@ -7,6 +7,7 @@ comes out of it again.
 import math
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -42,8 +43,7 @@ def linear(
     if not half and few(x):
         y = functional.linear(x, weight, bias)
         return y if residual is None else residual + y
-    y = _linear(_matrix(x), weight, bias, None if residual is None else _matrix(residual), half)
-    return y.view(*x.shape[:-1], rows)
+    return _linear(x, weight, bias, residual, half)
 
 
 def feed_forward(
@@ -69,8 +69,7 @@ def feed_forward(
     if not half and few(x):
         h = gelu(functional.linear(x, expand, expand_bias))
         return residual + functional.linear(h, project, project_bias)
-    matrices = (_matrix(x), expand, expand_bias, project, project_bias, _matrix(residual))
-    return _feed_forward(*matrices, half)[0].view(x.shape)
+    return _feed_forward(x, expand, expand_bias, project, project_bias, residual, half)[0]
 
 
 def half_operand(x: Tensor) -> Tensor:
@@ -79,8 +78,12 @@ def half_operand(x: Tensor) -> Tensor:
 
 
 def few(x: Tensor) -> bool:
-    """Whether x has so few rows that torch's own operations cost less than a node of ours."""
-    return x.numel() < cpu.FEWEST_ROWS * x.shape[-1] and x.device.type == "cpu"
+    """Whether x has so few rows that torch's own operations cost less than a node of ours.
+
+    Not under autocast, which would change the dtype of their results.
+    """
+    fewer = x.numel() < cpu.FEWEST_ROWS * x.shape[-1] and x.device.type == "cpu"
+    return fewer and not torch.is_autocast_enabled("cpu")
 
 
 def _require(
@@ -103,10 +106,30 @@ def _matrix(x: Tensor) -> Tensor:
     return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
+# The operators take x, residual and upstream gradient with all their axes: through a view outside of them
+# autograd would store the upstream gradient itself, which others may have too, as the residual's.
+
+
+def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, half: bool) -> Tensor:
+    residual = None if residual is None else _matrix(residual)
+    y: Tensor = dense_forward(_matrix(x), weight, bias, residual, half)
+    return y.view(*x.shape[:-1], weight.shape[0])
+
+
+def _backward(gradient: Tensor, x: Tensor, weight: Tensor, needed: list[bool], half: bool) -> list[Tensor]:
+    found = dense_backward(_matrix(gradient), _matrix(x), weight, needed, half)
+    return _shaped(found, gradient, needed)
+
+
+def _shaped(found: list[Tensor], gradient: Tensor, needed: list[bool]) -> list[Tensor]:
+    """The gradients, that of x with all axes."""
+    return [found[0].view(*gradient.shape[:-1], found[0].shape[1]), *found[1:]] if needed[0] else found
+
+
 def _fake_backward(
     gradient: Tensor, x: Tensor, weight: Tensor, needed: list[bool], half: bool
 ) -> list[Tensor]:
-    shapes = (x.shape, weight.shape, weight.shape[:1])
+    shapes = ((*gradient.shape[:-1], weight.shape[1]), weight.shape, weight.shape[:1])
     return [gradient.new_empty(shape) for shape, wanted in zip(shapes, needed, strict=True) if wanted]
 
 
@@ -124,8 +147,19 @@ def _differentiate(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
     return *(next(found) if wanted else None for wanted in needed), residual, None
 
 
+def _layers(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    *weights, residual, half = rest
+    y, z = layers_forward(_matrix(x), *weights, _matrix(residual), half)
+    return y.view(x.shape), z
+
+
+def _layers_backward(gradient: Tensor, x: Tensor, *rest: Any) -> list[Tensor]:
+    *_, needed, _ = rest
+    return _shaped(layers_backward(_matrix(gradient), _matrix(x), *rest), gradient, needed)
+
+
 def _fake_feed_forward(x: Tensor, expand: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape), x.new_empty(x.shape[0], expand.shape[0])
+    return x.new_empty(x.shape), x.new_empty(math.prod(x.shape[:-1]), expand.shape[0])
 
 
 def _fake_feed_forward_backward(
@@ -150,36 +184,40 @@ def _differentiate_feed_forward(ctx: Any, gradient: Tensor, _: Any) -> tuple[Any
 
 
 def _flops(x: Any, weight: Any, *_: Any, **__: Any) -> int:
-    return 2 * x[0] * math.prod(weight)
+    return 2 * math.prod(x[:-1]) * math.prod(weight)
 
 
 def _backward_flops(gradient: Any, x: Any, weight: Any, needed: list[bool], *_: Any, **__: Any) -> int:
-    return 2 * gradient[0] * math.prod(weight) * sum(needed[:2])
+    return 2 * math.prod(gradient[:-1]) * math.prod(weight) * sum(needed[:2])
 
 
 def _feed_forward_flops(x: Any, expand: Any, *_: Any, **__: Any) -> int:
-    return 4 * x[0] * math.prod(expand)
+    return 4 * math.prod(x[:-1]) * math.prod(expand)
 
 
 def _feed_forward_backward_flops(
     gradient: Any, x: Any, z: Any, expand: Any, project: Any, needed: list[bool], *_: Any, **__: Any
 ) -> int:
-    return 2 * gradient[0] * math.prod(expand) * (1 + needed[0] + needed[1] + needed[3])
+    return 2 * math.prod(z) * gradient[-1] * (1 + needed[0] + needed[1] + needed[3])
 
 
 dense_forward = Operation("linear", torch=reference.forward, native=cpu.forward)
 dense_backward = Operation("linear_backward", torch=reference.backward, native=cpu.backward)
+layers_forward = Operation("feed_forward", torch=reference.feed_forward, native=cpu.feed_forward)
+layers_backward = Operation(
+    "feed_forward_backward", torch=reference.feed_forward_backward, native=cpu.feed_forward_backward
+)
 
 _linear_backward = define(
     "linear_backward(Tensor gradient, Tensor x, Tensor weight, bool[] needed, bool half) -> Tensor[]",
-    dense_backward,
+    _backward,
     fake=_fake_backward,
     flops=_backward_flops,
 )
 _linear = define(
     "linear(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, bool half) -> Tensor",
-    dense_forward,
-    fake=lambda x, weight, *_: x.new_empty(x.shape[0], weight.shape[0]),
+    _forward,
+    fake=lambda x, weight, *_: x.new_empty(*x.shape[:-1], weight.shape[0]),
     backward=_differentiate,
     setup_context=_save,
     flops=_flops,
@@ -187,16 +225,14 @@ _linear = define(
 _feed_forward_backward = define(
     "feed_forward_backward(Tensor gradient, Tensor x, Tensor z, Tensor expand, Tensor project, bool[] needed,"
     " bool half) -> Tensor[]",
-    Operation(
-        "feed_forward_backward", torch=reference.feed_forward_backward, native=cpu.feed_forward_backward
-    ),
+    _layers_backward,
     fake=_fake_feed_forward_backward,
     flops=_feed_forward_backward_flops,
 )
 _feed_forward = define(
     "feed_forward(Tensor x, Tensor expand, Tensor expand_bias, Tensor project, Tensor project_bias,"
     " Tensor residual, bool half) -> (Tensor, Tensor)",
-    Operation("feed_forward", torch=reference.feed_forward, native=cpu.feed_forward),
+    _layers,
     fake=_fake_feed_forward,
     backward=_differentiate_feed_forward,
     setup_context=_save_feed_forward,

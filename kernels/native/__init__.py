@@ -47,14 +47,14 @@ def _open(name: str) -> ctypes.CDLL | None:
     return ctypes.CDLL(str(path)) if path else None
 
 
-def function(name: str, *argument_types: Any) -> Callable[..., int] | None:
-    """The C function of that name, which returns an int; None if there is no library or not this function.
+def function(name: str, *argument_types: Any, result: Any = ctypes.c_int) -> Callable[..., int] | None:
+    """The C function of that name and types; None if there is no library or not this function.
 
     It releases the interpreter's lock while it runs.
     """
     found = getattr(library(), name, None)
     if found is not None:
-        found.argtypes, found.restype = argument_types, ctypes.c_int
+        found.argtypes, found.restype = argument_types, result
     return found
 
 

@@ -557,9 +557,9 @@ int backward(const Shape &shape, void **tensors, const float *lse, const Layout 
 // `sizes`: batch, heads, queries, keys, width. `starts`: [batch, queries] or null. `layouts`: strides of batch, head
 // and token for each tensor, in elements. `scratch`: for each thread as many floats as the function below says.
 
-EXPORT int riftco_flash_attention_scratch(const int64_t *sizes, int for_backward) {
+EXPORT int64_t riftco_flash_attention_scratch(const int64_t *sizes, int for_backward) {
     Shape shape{sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], nullptr};
-    return int(for_backward ? BackwardScratch::size(shape) : ForwardScratch::size(shape));
+    return for_backward ? BackwardScratch::size(shape) : ForwardScratch::size(shape);
 }
 
 // `tensors`: q, k, v, out. `lse`: float32 [batch, heads, queries].

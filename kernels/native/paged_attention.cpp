@@ -92,9 +92,9 @@ struct Paged {
 bool fits(const int64_t *sizes, const int64_t *table, const int64_t *lengths, const int64_t *counts) {
     int64_t sequences = sizes[0], queries = sizes[2], page_size = sizes[4], table_width = sizes[5], pages = sizes[6];
     for (int64_t s = 0; s < sequences; s++) {
-        int64_t count = counts ? counts[s] : queries, used = (lengths[s] + page_size - 1) / page_size;
-        if (count < 0 || count > queries || lengths[s] < count || used > table_width) return false;
-        for (int64_t i = 0; i < used; i++)
+        int64_t count = counts ? counts[s] : queries;
+        if (count < 0 || count > queries || lengths[s] < count || lengths[s] > table_width * page_size) return false;
+        for (int64_t i = 0; i * page_size < lengths[s]; i++)
             if (table[s * table_width + i] < 0 || table[s * table_width + i] >= pages) return false;
     }
     return true;

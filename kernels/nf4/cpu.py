@@ -51,7 +51,7 @@ def dequantize(codes: Tensor, w: Weight) -> Any:
     """As `reference.dequantize`."""
     if _decode is None or codes.device.type != "cpu":
         return NotImplemented
-    out = torch.empty(w.rows, w.columns)
+    out = codes.new_empty(w.rows, w.columns, dtype=torch.float32)
     decode(w, 0, 0, out)
     return out
 
@@ -89,7 +89,7 @@ def multiplied(
     x: Tensor, half: bool, bias: Tensor | None = None, low: tuple[Tensor, Tensor] | None = None
 ) -> panels.Multiply | None:
     """Panels by our own products where those run; `low` as there."""
-    if not linear.covers(x, bias, half=half):
+    if not linear.covers(x, bias, *(low or ()), half=half):
         return None
 
     def multiply(out: Tensor, x: Tensor, panel: Tensor, part: slice) -> None:

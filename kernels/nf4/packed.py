@@ -66,6 +66,8 @@ class PackedNf4:
     def __post_init__(self) -> None:
         """ValueError unless every array has the dtype and length that the shape asks for, on one device."""
         rows, columns = self.shape
+        if rows < 1 or columns < 1:
+            raise ValueError(f"the shape must have elements, got {list(self.shape)}")
         count = rows * columns
         blocks = -(-count // require_block_size("block_size", self.block_size))
         _require("codes", self.codes, torch.uint8, -(-count // 2), self.codes.device)

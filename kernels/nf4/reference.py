@@ -63,14 +63,14 @@ def decode(w: Weight, first_row: int, first_column: int, out: Tensor) -> None:
     rows = torch.arange(first_row, first_row + out.shape[0], device=device)[:, None] * w.columns
     element = rows + torch.arange(first_column, first_column + out.shape[1], device=device)
     codes = w.codes[element >> 1] >> (element % 2 * 4).to(torch.uint8) & 15
-    values = torch.tensor(CODE_VALUES, device=device)[codes.int()]
+    values = torch.tensor(CODE_VALUES, dtype=torch.float32, device=device)[codes.int()]
     scales = decode_scales(w)[element // w.block_size]
     out.copy_(torch.where(scales == 0, 0.0, scales * values))  # never -0
 
 
 def dequantize(codes: Tensor, w: Weight) -> Tensor:
     """The float32 weight; some rows at a time, because the indices take far more memory than it does."""
-    out = torch.empty(w.rows, w.columns, device=codes.device)
+    out = codes.new_empty(w.rows, w.columns, dtype=torch.float32)
     step = max(2**20 // w.columns, 1)
     for first in range(0, w.rows, step):
         decode(w, first, 0, out[first : first + step])

@@ -144,7 +144,7 @@ def quantize_blocks(weight: Tensor, block_size: int) -> Any:
 
 def dequantize(codes: Tensor, w: Weight) -> Tensor:
     """As `reference.dequantize`."""
-    out = torch.empty(w.rows, w.columns, device=codes.device)
+    out = codes.new_empty(w.rows, w.columns, dtype=torch.float32)
     decode(w, 0, 0, out)
     return out
 
@@ -188,4 +188,4 @@ def _pointers(w: Weight) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 @functools.cache
 def _values(device: torch.device) -> Tensor:
-    return torch.tensor(CODE_VALUES, device=device)
+    return torch.tensor(CODE_VALUES, dtype=torch.float32, device=device)

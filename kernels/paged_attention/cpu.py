@@ -31,7 +31,7 @@ def attend(
     counts = None if counts is None else counts.contiguous()
     threads = torch.get_num_threads()
     sizes = (*q.shape, key_pages.shape[2], table.shape[1], key_pages.shape[0])
-    scratch = torch.empty(threads * 16 * (-(-q.shape[3] // 16) * 16))
+    scratch = q.new_empty(threads * 16 * (-(-q.shape[3] // 16) * 16), dtype=torch.float32)
     strides = [stride for x in tensors for stride in x.stride()[:3]]
     misfit = _native(  # type: ignore[misc]
         (Integer * len(sizes))(*sizes),

@@ -130,7 +130,7 @@ def _columns(
             )
         _require(name, value, span)
     same = [0 if isinstance(value, Tensor) else value for value in given]
-    columns = torch.tensor(same, dtype=dtype).repeat(rows, 1)
+    columns = torch.tensor(same, dtype=dtype, device="cpu").repeat(rows, 1)
     for i, value in enumerate(given):
         if isinstance(value, Tensor):
             columns[:, i] = value

@@ -27,7 +27,7 @@ def sample(
     wide = logits.dtype == torch.float64
     logits = (logits if wide else logits.float()).contiguous()
     rows, vocabulary = logits.shape
-    ids, logprobs = torch.empty(rows, dtype=torch.int64), torch.empty(rows)
+    ids, logprobs = (logits.new_empty(rows, dtype=dtype) for dtype in (torch.int64, torch.float32))
     counts = None if counts is None else counts.to(torch.int64).contiguous()
     prompt = None if prompt is None else prompt.contiguous()
     inputs = [pointer(x) for x in (uniforms, top_k, settings, counts, prompt)]
@@ -41,6 +41,6 @@ def greedy(logits: Tensor) -> Any:
     if logits.device.type != "cpu" or logits.dtype != torch.float32 or _greedy is None:
         return NotImplemented
     logits = logits.contiguous()
-    ids = torch.empty(len(logits), dtype=torch.int64)
+    ids = logits.new_empty(len(logits), dtype=torch.int64)
     _greedy(logits.data_ptr(), *logits.shape, ids.data_ptr())
     return ids

@@ -26,7 +26,7 @@ def sample(
         _draw(row.tolist(), float(uniform), int(kept), *of_row[:3].tolist())
         for row, uniform, kept, of_row in zip(penalized, uniforms, top_k, settings, strict=True)
     ]
-    chosen = torch.tensor(ids, dtype=torch.int64)
+    chosen = torch.tensor(ids, dtype=torch.int64, device="cpu")
     lowered = wide.log_softmax(-1).gather(1, chosen.clamp(min=0)[:, None])[:, 0].clamp(min=_LOWEST)
     return chosen.to(logits.device), lowered.float().to(logits.device)
 

@@ -216,14 +216,14 @@ def sample(
     rows, vocabulary = logits.shape
     device = logits.device
     ids = torch.empty(rows, dtype=torch.int64, device=device)
-    logprobs = torch.empty(rows, device=device)
+    logprobs = torch.empty(rows, dtype=torch.float32, device=device)
     if not rows:
         return ids, logprobs
     penalized = logits
     if counts is not None or prompt is not None:
         penalized = penalize(logits.float(), settings.to(device), counts, prompt)
     greedy = settings[:, 0] == 0
-    neutral = torch.tensor([1.0, 1.0, 0.0])
+    neutral = settings.new_tensor([1.0, 1.0, 0.0], dtype=torch.float32)
     simple = torch.where(greedy[:, None], neutral, settings[:, :3].float().clamp(max=3e38)).to(device)
     simple[:, 0].clamp_(min=_TINY)
     kept = torch.where(greedy, 1, top_k).to(device)

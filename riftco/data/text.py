@@ -8,6 +8,7 @@ document. Everything else reaches the tokenizer as it is on disk.
 import codecs
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from riftco.errors import InputError
@@ -32,12 +33,13 @@ def read_corpus(path: str | os.PathLike[str]) -> str:
     """The text of one file, or of every `.txt` file below a folder, joined by blank lines.
 
     A folder's files come in the order of their paths (by code point, so the same everywhere); files and
-    folders whose name starts with a dot are left out. InputError as `read_text`, or if there is no such file.
+    folders whose name starts with a dot are left out. InputError as `read_text`, for a folder that cannot be
+    read, a link that leads to no file, or if there is no text file.
     """
     root = Path(path)
     if not root.is_dir():
         return read_text(root)
-    files = _text_files(root)
+    files = sorted(_text_files(root), key=Path.as_posix)
     if not files:
         raise InputError(f"{shown(root)}: has no .txt file in it; add one or give another folder")
     return "\n\n".join(read_text(file).strip("\n") for file in files)
@@ -65,8 +67,7 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
     except IsADirectoryError:
         raise InputError(f"{shown(path)}: is a folder; give the path of a file in it") from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        reason = getattr(error, "strerror", None) or str(error)
-        raise InputError(f"{shown(path)}: cannot be read ({reason}); check the path and its rights") from None
+        raise _unreadable(path, error) from None
 
 
 def decode_utf8(data: bytes, *, source: str) -> str:
@@ -90,7 +91,32 @@ def shown(path: str | os.PathLike[str]) -> str:
     return os.fspath(path).encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def _text_files(root: Path) -> list[Path]:
-    names = (file.relative_to(root) for file in root.rglob("*") if file.suffix.lower() == ".txt")
-    visible = (name for name in names if not any(part.startswith(".") for part in name.parts))
-    return [root / name for name in sorted(visible, key=lambda n: n.as_posix()) if (root / name).is_file()]
+def _text_files(folder: Path) -> Iterator[Path]:
+    """The text files below a folder; InputError for a folder or a link whose text would be missed."""
+    try:
+        with os.scandir(folder) as entries:
+            visible = [entry for entry in entries if not entry.name.startswith(".")]
+    except OSError as error:
+        raise _unreadable(folder, error) from None
+    for entry in visible:
+        path = folder / entry.name
+        is_text = path.suffix.lower() == ".txt"
+        if entry.is_dir(follow_symlinks=False):
+            yield from _text_files(path)
+        elif is_text or entry.is_symlink():
+            _require_file(path)
+            if is_text:
+                yield path
+
+
+def _require_file(path: Path) -> None:
+    if not os.path.isfile(path):
+        raise InputError(
+            f"{shown(path)}: leads to no file that can be read (links to folders are not followed); put the "
+            "file or folder itself there, or remove it"
+        )
+
+
+def _unreadable(path: str | os.PathLike[str], error: Exception) -> InputError:
+    reason = getattr(error, "strerror", None) or str(error)
+    return InputError(f"{shown(path)}: cannot be read ({reason}); check the path and its rights")

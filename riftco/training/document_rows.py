@@ -17,8 +17,10 @@ import torch
 from torch import Tensor
 
 from artifacts import RandomState
+from riftco.log import LOGGER
 from riftco.tokenizer import Tokenizer
 from riftco.training.batches import SequenceSource, TokenSequence, TrainingBatch, at_least
+from riftco.training.ranks import is_leader
 
 SEPARATOR = "\n"  # one byte, hence one token in either tokenizer
 
@@ -143,6 +145,16 @@ def frame_documents(tokenizer: Tokenizer, documents: Sequence[str]) -> list[list
     separator = tokenizer.encode(SEPARATOR)
     end = separator if tokenizer.end_of_text_id is None else [tokenizer.end_of_text_id]
     return [separator + ids + end for ids in tokenizer.encode_batch(list(documents))]
+
+
+def log_pieces(sequences: Sequence[TokenSequence], context_size: int, *, what: str, remedy: str) -> None:
+    """Say, once for all ranks, how many of the sequences are longer than C + 1 and so come up in windows."""
+    needed = [len(sequence) - 1 for sequence in sequences if len(sequence) > context_size + 1]
+    if needed and is_leader():
+        LOGGER.info(
+            f"{len(needed):,} of {len(sequences):,} {what} are longer than context_size {context_size:,} "
+            f"(the longest needs {max(needed):,}) and are learned in pieces; {remedy}"
+        )
 
 
 def document_batches(

@@ -13,7 +13,7 @@ from riftco.data import InstructionExample, InstructionFormatter, format_parts
 from riftco.errors import InputError, TokenizerError
 from riftco.tokenizer import Tokenizer
 from riftco.training.batches import SequenceSource
-from riftco.training.document_rows import DocumentRowsBatchSource
+from riftco.training.document_rows import DocumentRowsBatchSource, log_pieces
 from riftco.training.packed_rows import PackedRowsBatchSource
 from riftco.training.window_batches import ExampleWindowBatchSource, SequenceWindowBatchSource
 
@@ -81,6 +81,8 @@ def instruction_batches(
         return _WINDOWS[strategy](ids, random_seed=config.random_seed, **sizes)
     learned = "fewer than 2 tokens" if config.loss_scope == "full_sequence" else "no response token to learn"
     _refuse([not example.target_count for example in encoded], f"have {learned}", "leave them out")
+    remedy = "raise context_size in pretraining and post-training"
+    log_pieces(ids, config.context_size, what="examples", remedy=remedy)
     contexts = [example.context for example in encoded]
     return _WHOLE[strategy](ids, contexts=contexts, random_seed=config.random_seed, **sizes)
 

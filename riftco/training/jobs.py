@@ -6,12 +6,12 @@ Everything travels in the project's own formats: texts, JSON, bundles, lines of 
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from artifacts import ModelBundle, TokenizerSpec, Workspace, canonical_json, write_atomic
+from artifacts.disk_errors import writing
 from riftco.config import PostTrainingConfig, PretrainingConfig
 from riftco.data import InstructionExample, InstructionFormatter, PlainChatFormatter, parse_instructions
 from riftco.errors import InputError
@@ -40,8 +40,7 @@ def pretrain_in_ranks(
     spec = None if tokenizer is None else tokenizer.spec.to_json()
     files = {_TRAINING: texts.training.encode(), _VALIDATION: texts.validation.encode()}
     facts = {"stage": "pretraining", "source": texts.source, "tokenizer": spec}
-    with _ran(files, facts, config, metric_sink, workspace) as folder:
-        return PretrainingResult(**_common_results(folder), **json.loads((folder / _RESULT).read_bytes()))
+    return PretrainingResult(**_ran(files, facts, config, metric_sink, workspace))
 
 
 def post_train_in_ranks(
@@ -61,12 +60,14 @@ def post_train_in_ranks(
         )
     lines = b"".join(canonical_json(example.identity) + b"\n" for example in examples)
     files = {_BASE: base_bundle.to_bytes(), _EXAMPLES: lines}
-    with _ran(files, {"stage": "post_training"}, config, metric_sink, workspace) as folder:
-        return PostTrainingResult(**_common_results(folder), **json.loads((folder / _RESULT).read_bytes()))
+    facts = {"stage": "post_training"}
+    return PostTrainingResult(**_ran(files, facts, config, metric_sink, workspace))
 
 
 def run_job(folder: Path, job: Mapping[str, Any], metric_sink: MetricSink) -> None:
-    """What each rank does: the stage that the job names. The leader leaves the results in the folder."""
+    """What each rank does: the stage that the job names. The leader leaves the bundle in the folder, and
+    the other results where it reports.
+    """
     workspace = None if job["workspace"] is None else Workspace(Path(job["workspace"]))
     settings = json.dumps(job["config"])
     result: PretrainingResult | PostTrainingResult
@@ -93,35 +94,42 @@ def run_job(folder: Path, job: Mapping[str, Any], metric_sink: MetricSink) -> No
         names = ("example_count", "objective", "fine_tuning_method", "merge_difference")
     if is_leader():
         facts = {name: getattr(result, name) for name in names}
-        result.bundle.save(folder / _BUNDLE)
-        write_atomic(folder / _METRICS, encode_metrics(result.metrics))
-        write_atomic(folder / _RESULT, canonical_json(facts))
+        reports = Path(job["reports"])
+        with writing(folder.parent, "folder"):
+            result.bundle.save(folder / _BUNDLE)
+        with writing(reports.parent, "folder"):
+            write_atomic(reports / _METRICS, encode_metrics(result.metrics))
+            write_atomic(reports / _RESULT, canonical_json(facts))
 
 
-@contextmanager
 def _ran(
     files: Mapping[str, bytes],
     facts: Mapping[str, Any],
     config: PretrainingConfig | PostTrainingConfig,
     metric_sink: MetricSink | None,
     workspace: Workspace | None,
-) -> Iterator[Path]:
-    """The folder of a job that all ranks have done; gone when left."""
+) -> dict[str, Any]:
+    """The fields of a job's result, once all ranks have done it; nothing is left on the disk."""
     parent = None if workspace is None else workspace.folder
     if parent is not None:
         parent.mkdir(parents=True, exist_ok=True)
         for left_by_a_killed_process in parent.glob(f"{_PREFIX}*"):
             shutil.rmtree(left_by_a_killed_process, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=parent) as name:
+    with (
+        tempfile.TemporaryDirectory(prefix=_PREFIX, dir=parent) as name,
+        tempfile.TemporaryDirectory(prefix="riftco-ranks-") as reports,
+    ):
         folder = Path(name)
-        for file, content in files.items():
-            write_atomic(folder / file, content)
+        with writing(folder.parent, "folder"):
+            for file, content in files.items():
+                write_atomic(folder / file, content)
         place = None if parent is None else str(parent.absolute())
-        job = {**facts, "config": config.model_dump(mode="json"), "workspace": place}
+        job = {**facts, "config": config.model_dump(mode="json"), "workspace": place, "reports": reports}
         launch(folder, job, config.processes, metric_sink=metric_sink, defers_signals=workspace is not None)
-        yield folder
+        return _results(folder, Path(reports))
 
 
-def _common_results(folder: Path) -> dict[str, Any]:
+def _results(folder: Path, reports: Path) -> dict[str, Any]:
     bundle = ModelBundle.from_bytes((folder / _BUNDLE).read_bytes())
-    return {"bundle": bundle, "metrics": tuple(decode_metrics((folder / _METRICS).read_bytes()))}
+    metrics = tuple(decode_metrics((reports / _METRICS).read_bytes()))
+    return {"bundle": bundle, "metrics": metrics, **json.loads((reports / _RESULT).read_bytes())}

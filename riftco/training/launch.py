@@ -4,9 +4,13 @@ A job is a folder: the caller lays down what it needs, the ranks (`riftco.traini
 what comes of it. Nothing is pickled. While they work:
 
     job.json            what to do; once it is gone, ranks end at once
-    events.jsonl        what the leader reports (`riftco.training.rank_events`)
     stop                appears when the ranks are to stop, as on SIGTERM
-    failure-<rank>.json what ended a rank
+
+Ranks report in a folder that the job names, in the system's temporary one: the run's disk may be full.
+
+    events.jsonl        what the leader reports (`riftco.training.rank_events`)
+    failure-<rank>.json what ended a rank; if that disk is full too, its exit code says so
+    metrics.jsonl, result.json   what came of it, beside the bundle in the job's folder
 
 The agent that starts and watches the ranks runs in a thread of this process, so the caller's own thread hands
 over metrics and sees signals as in a run of one process. Ranks end when this process does, however it does.
@@ -27,7 +31,16 @@ from typing import Any
 
 import torch
 
-from artifacts import canonical_json, write_atomic
+from artifacts import (
+    ArtifactError,
+    BundleError,
+    CheckpointError,
+    DatasetError,
+    StoreError,
+    canonical_json,
+    write_atomic,
+)
+from artifacts.disk_errors import FULL
 from riftco.errors import (
     BackendUnavailableError,
     InputError,
@@ -44,9 +57,10 @@ from riftco.training.tracking import RunTracker
 
 JOB, STOP = "job.json", "stop"
 _POLITE = (-signal.SIGTERM, -signal.SIGINT)
-_ERRORS: dict[str, type[Exception]] = {
-    error.__name__: error for error in (BackendUnavailableError, InputError, TokenizerError, TrainingStopped)
-}
+_ARTIFACT_ERRORS = (BundleError, CheckpointError, DatasetError, StoreError)
+_OUR_ERRORS = (BackendUnavailableError, InputError, NonFiniteError, TokenizerError, TrainingStopped)
+_ERRORS: dict[str, type[Exception]] = {error.__name__: error for error in (*_ARTIFACT_ERRORS, *_OUR_ERRORS)}
+"""Those meant for users."""
 _POLL_SECONDS = 0.1
 
 
@@ -58,7 +72,7 @@ def launch(
     metric_sink: MetricSink | None,
     defers_signals: bool,
 ) -> None:
-    """Run the job in so many ranks; returns when all are done.
+    """Run the job in so many ranks, which report in the folder `job["reports"]`; returns when all are done.
 
     The sink gets the leader's metrics as they come, a `RunTracker` also what the leader measures; what it
     raises stops the ranks, and comes out when they have stopped. With `defers_signals`, so does SIGINT or
@@ -68,7 +82,8 @@ def launch(
     threads = max(1, torch.get_num_threads() // processes)
     facts = {"threads": threads, "launcher": os.getpid(), "tracked": isinstance(metric_sink, RunTracker)}
     write_atomic(folder / JOB, canonical_json({**job, **facts}))
-    events = Events(folder / EVENTS, metric_sink)
+    reports = Path(job["reports"])
+    events = Events(reports / EVENTS, metric_sink)
     signals = deferred_signals() if defers_signals else nullcontext(StopRequest())
     raised: BaseException | None = None
     with signals as stop, _ranks(folder, processes) as agent:
@@ -85,7 +100,7 @@ def launch(
             raise raised
         events.pass_on()
         if agent.failures:
-            raise what_ended(folder, agent.failures, processes, events.step, stopped=bool(stop))
+            raise what_ended(reports, agent.failures, processes, events.step, stopped=bool(stop))
         if agent.error is not None:
             raise agent.error
 
@@ -148,7 +163,7 @@ class Report:
     message: str
     traceback: str
     facts: dict[str, Any] | None
-    """Of a NonFiniteError."""
+    """Of a NonFiniteError, or the code of an ArtifactError."""
 
 
 def what_ended(
@@ -156,7 +171,8 @@ def what_ended(
 ) -> Exception:
     """What ended the run, from exit codes and what the ranks report.
 
-    When one fails the others lose touch with it and fail as well, later.
+    When one fails the others lose touch with it and fail as well, at times before it has reported: what is
+    meant for users comes first.
     """
     for rank, code in sorted(failures.items()):
         if code < 0 and code not in _POLITE:
@@ -164,19 +180,29 @@ def what_ended(
             return RankError(
                 f"rank {rank} of {size} was ended by {name}; run again to go on from what is kept"
             )
+        if code in FULL:
+            return RankError(
+                f"rank {rank} of {size} ended, and {folder.parent} is too full for it to say why: "
+                f"{FULL[code]} and run again to go on from what is kept"
+            )
     reports = [Report(**json.loads(path.read_bytes())) for path in folder.glob("failure-*.json")]
     if stopped or not (reports or set(failures.values()) - set(_POLITE)):
         return TrainingStopped(f"stopped at step {step}; the same command goes on from there")
     if not reports:
         return RankError(f"ranks of {size} ended with exit codes {dict(failures)} and said nothing")
-    first = min(reports, key=lambda report: report.time_ns)
+    first = min(reports, key=lambda report: (report.error not in _ERRORS, report.time_ns))
     report = min((r for r in reports if r.error == first.error), key=lambda report: report.rank)
-    if report.error == NonFiniteError.__name__:
-        return NonFiniteError(report.message, report.facts or {})
     if kind := _ERRORS.get(report.error):
-        return kind(report.message)
+        return _as_raised(kind, report)
     LOGGER.error("rank %d of %d:\n%s", report.rank, size, report.traceback)
     return RankError(f"rank {report.rank} of {size}: {report.error}: {report.message}; the log says where")
+
+
+def _as_raised(kind: type[Exception], report: Report) -> Exception:
+    facts = report.facts or {}
+    if issubclass(kind, NonFiniteError):
+        return kind(report.message, facts)
+    return kind(facts["code"], report.message) if issubclass(kind, ArtifactError) else kind(report.message)
 
 
 @contextmanager

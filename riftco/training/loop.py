@@ -67,6 +67,9 @@ class RunProgress:
 class Boundary(Protocol):
     """Whoever keeps the state of a run between two steps."""
 
+    def validating(self, progress: RunProgress) -> None:
+        """A validation is due, which may take long. What this raises ends the run before it."""
+
     def reached(self, progress: RunProgress) -> None:
         """The run is between two steps, all measured. What this raises ends it."""
 
@@ -127,6 +130,8 @@ class CausalLanguageModelTrainer:
 
         while True:
             if validation_batches and _is_validation_due(progress, last, config):
+                if boundary is not None:
+                    boundary.validating(progress)
                 record(self._validate(validation_batches, progress.step))
             if boundary is not None:
                 boundary.reached(progress)

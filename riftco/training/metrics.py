@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from artifacts import canonical_json, parse_json
@@ -37,7 +37,8 @@ def perplexity(loss: float) -> float:
 
 def encode_metrics(metrics: Iterable[TrainingMetric]) -> bytes:
     """Canonical JSON lines; a perplexity that overflows is null."""
-    lines = (asdict(metric) for metric in metrics)
+    names = [field.name for field in fields(TrainingMetric)]
+    lines = ({name: getattr(metric, name) for name in names} for metric in metrics)
     finite = (line if math.isfinite(line["perplexity"]) else line | {"perplexity": None} for line in lines)
     return b"".join(canonical_json(line) + b"\n" for line in finite)
 

@@ -20,7 +20,7 @@ from riftco.config import PostTrainingConfig, contract_dump
 from riftco.data import InstructionExample, InstructionFormatter, PlainChatFormatter, load_instructions
 from riftco.errors import InputError
 from riftco.model import DecoderOnlyTransformer
-from riftco.runtime import ModelRuntime, capture_bundle
+from riftco.runtime import ModelRuntime, capture_bundle, require_bundle_fits
 from riftco.training.instruction_batches import instruction_batches
 from riftco.training.loop import MetricSink, TrainingMetric
 from riftco.training.optimizers import state_storage
@@ -86,7 +86,19 @@ def post_train(
         model = runtime.model
         source = instruction_batches(runtime.tokenizer, examples, formatter, config)
         quantization = _attach_adapters(model, config)
+        parent = base_bundle.artifact_id
         with model.base_parameters() if model.lora is None else model.adapter_parameters() as parameters:
+            metadata = _metadata(config, len(examples), formatter, backend) | {
+                "optimizer_state": _optimizer_state(parameters, config),
+                "quantization": quantization,
+            }
+            require_bundle_fits(
+                model.config,
+                runtime.tokenizer,
+                stage="post_training",
+                parent_artifact_id=parent,
+                metadata=metadata,
+            )
             metrics = run_training(
                 model,
                 parameters,
@@ -96,15 +108,13 @@ def post_train(
                 begin=beginning(metric_sink, model, runtime.tokenizer, config),
                 workspace=workspace,
             )
-            optimizer_state = _optimizer_state(parameters, config)
         merge_difference = None if model.lora is None else _merge(model, source.next_batch().inputs[:1])
         bundle = capture_bundle(
             model,
             runtime.tokenizer,
             stage="post_training",
-            parent_artifact_id=base_bundle.artifact_id,
-            metadata=_metadata(config, len(examples), formatter, backend)
-            | {"optimizer_state": optimizer_state, "quantization": quantization},
+            parent_artifact_id=parent,
+            metadata=metadata,
         )
     return PostTrainingResult(
         bundle,

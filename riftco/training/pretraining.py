@@ -16,11 +16,12 @@ from riftco.config import PretrainingConfig, contract_dump
 from riftco.data import read_text
 from riftco.data.text import document_start, shown
 from riftco.errors import InputError
+from riftco.log import LOGGER
 from riftco.model import DecoderOnlyTransformer
-from riftco.runtime import capture_bundle
+from riftco.runtime import capture_bundle, require_bundle_fits
 from riftco.tokenizer import Tokenizer
 from riftco.training.loop import MetricSink, TrainingMetric
-from riftco.training.ranks import trains_here
+from riftco.training.ranks import is_leader, trains_here
 from riftco.training.run import run_training
 from riftco.training.text_batches import TextBatches, text_batches
 from riftco.training.tracking import beginning
@@ -119,6 +120,10 @@ def fit_tokenizer(training_text: str, config: PretrainingConfig) -> Tokenizer:
         return Tokenizer(training_text, method="byte", end_of_text=config.end_of_text)
     if config.end_of_text and config.vocabulary_size == 256:
         raise InputError("vocabulary_size 256 leaves no id for end_of_text; use at least 257")
+    if is_leader():
+        LOGGER.info(
+            f"fitting a tokenizer of {config.vocabulary_size:,} ids on {len(training_text):,} characters"
+        )
     return Tokenizer(
         training_text,
         method="bpe",
@@ -156,6 +161,8 @@ def pretrain_texts(
         )
     batches = text_batches(texts.training, texts.validation, tokenizer, config)
     model = _new_model(tokenizer, config).move_to(backend)
+    metadata = _metadata(texts, batches, config, backend)
+    require_bundle_fits(model.config, tokenizer, stage="pretraining", metadata=metadata)
     bytes_per_token = len(texts.training.encode()) / batches.training_token_count
     metrics = run_training(
         model,
@@ -167,7 +174,6 @@ def pretrain_texts(
         begin=beginning(metric_sink, model, tokenizer, config, bytes_per_token=bytes_per_token),
         workspace=workspace,
     )
-    metadata = _metadata(texts, batches, config, backend)
     bundle = capture_bundle(model, tokenizer, stage="pretraining", metadata=metadata)
     return PretrainingResult(bundle, metrics, batches.training_token_count, batches.validation_token_count)
 

@@ -13,6 +13,7 @@ lines may be read late, and many at once.
 
 import json
 import logging
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,15 +29,32 @@ EVENTS = "events.jsonl"
 
 
 class EventWriter:
-    """Appends events to a stream, each complete before the next step."""
+    """Appends events to a stream without a buffer, each complete before the next step if the disk has room.
+
+    What it has no room for waits in memory: a disk that refuses does not end a run.
+    """
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
+        self._waiting = bytearray()
+        self._refused = False
 
     def write(self, **event: Any) -> None:
-        """One event, of JSON values."""
-        self._stream.write(json.dumps(event).encode() + b"\n")
-        self._stream.flush()
+        """One event, of JSON values, after those that wait."""
+        self._waiting += json.dumps(event).encode() + b"\n"
+        self.flush()
+
+    def flush(self) -> None:
+        """Write what waits, as far as the disk lets us; the first refusal is told on standard error."""
+        try:
+            while self._waiting:
+                del self._waiting[: self._stream.write(self._waiting)]
+            self._refused = False
+        except OSError as error:
+            if not self._refused:  # the log is among what cannot be written
+                late = "the run goes on, what it tells comes later"
+                print(f"{self._stream.name}: {error.strerror}; {late}", file=sys.stderr, flush=True)
+            self._refused = True
 
     def metric(self, metric: TrainingMetric, measured: Measured, moment: float) -> None:
         """A metric, and what was measured at that moment (seconds since 1970)."""

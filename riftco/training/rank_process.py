@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from artifacts import write_atomic
+from artifacts import ArtifactError, write_atomic
 from riftco.errors import NonFiniteError
 from riftco.log import LOGGER
 from riftco.training.jobs import run_job
@@ -32,25 +32,37 @@ def main(folder: Path) -> int:
         job = json.loads((folder / JOB).read_bytes())
     except FileNotFoundError:  # over before this process was up
         return 1
+    reports = Path(job["reports"])
     threading.Thread(target=_watch, args=(folder, job["launcher"]), daemon=True).start()
     # Ranks of one machine talk over its loopback, which no other machine can reach.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     try:
         torch.set_num_threads(job["threads"])
-        with (folder / EVENTS).open("ab") if is_leader() else open(os.devnull, "wb") as stream:
+        with open(reports / EVENTS if is_leader() else os.devnull, "ab", buffering=0) as stream:
             LOGGER.propagate = False
             writer = EventWriter(stream)
             LOGGER.addHandler(EventLog(writer))
             sample_steps = job["config"]["sample_steps"]
             run_job(folder, job, leader_sink(writer, tracked=job["tracked"], sample_steps=sample_steps))
+            writer.flush()
     except Exception as error:
-        rank = int(os.environ["RANK"])
-        facts = error.facts if isinstance(error, NonFiniteError) else None
-        text = traceback.format_exc()
-        report = Report(rank, time.time_ns(), type(error).__name__, str(error), text, facts)
-        write_atomic(folder / f"failure-{rank}.json", json.dumps(asdict(report)).encode())
-        return 1
+        return _reported(reports, error)
     return 0
+
+
+def _reported(reports: Path, error: Exception) -> int:
+    """Say what ended this rank; the exit code, which is the disk's errno if that refuses the report."""
+    rank = int(os.environ["RANK"])
+    facts = error.facts if isinstance(error, NonFiniteError) else None
+    if isinstance(error, ArtifactError):
+        facts = {"code": error.code}
+    text = traceback.format_exc()
+    report = Report(rank, time.time_ns(), type(error).__name__, str(error), text, facts)
+    try:
+        write_atomic(reports / f"failure-{rank}.json", json.dumps(asdict(report)).encode())
+    except OSError as refused:
+        return refused.errno or 1
+    return 1
 
 
 def _watch(folder: Path, launcher: int) -> None:

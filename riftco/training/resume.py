@@ -9,6 +9,7 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 from artifacts import ArtifactError, TrainingCheckpoint, Workspace, canonical_json, write_atomic
 from artifacts.workspace import METRICS_DIGEST, ResumePoint
@@ -19,7 +20,7 @@ from riftco.model import DecoderOnlyTransformer, ModelOptimizer
 from riftco.training.batches import BatchSource
 from riftco.training.checkpoints import capture, restore
 from riftco.training.loop import Optimizer, RunProgress
-from riftco.training.metrics import decode_metrics, encode_metrics
+from riftco.training.metrics import TrainingMetric, decode_metrics, encode_metrics
 from riftco.training.stopping import StopRequest
 
 _RUN_DIGEST = "run_sha256"
@@ -49,8 +50,11 @@ class Checkpointer:
         self._last, self._run = config.steps, run_digest(config)
         self._steps, self._seconds = config.checkpoint_steps, 60 * config.checkpoint_minutes
         self._stop = stop
+        self._evaluation_interval = config.evaluation_interval
         self._kept_step = 0
         self._kept_at = time.monotonic()
+        # Each metric is encoded once; a long run is kept many times.
+        self._lines, self._lines_digest, self._encoded = b"", hashlib.sha256(), 0
 
     def restore(self) -> RunProgress | None:
         """Put back the state of the newest intact checkpoint that fits this run; None if there is none."""
@@ -64,16 +68,22 @@ class Checkpointer:
                 continue
             LOGGER.info("going on from the checkpoint of step %d", step)
             self._kept_step = step
-            return RunProgress(0, step, decode_metrics(point.metrics))
+            return RunProgress(0, step, list(filter(self._is_ours, decode_metrics(point.metrics))))
         return None
+
+    def validating(self, progress: RunProgress) -> None:
+        """TrainingStopped, with the state kept, if that was asked for: who goes on validates first."""
+        stop, _ = self._wishes(progress)
+        if stop:
+            self._stop_at(progress)
 
     def reached(self, progress: RunProgress) -> None:
         """Keep the state if it is time to; TrainingStopped, with the state kept, if that was asked for."""
         stop, due = self._wishes(progress)
-        if stop or due:
-            self._keep(progress)
         if stop:
-            raise TrainingStopped(f"stopped at step {progress.step}; the same command goes on from there")
+            self._stop_at(progress)
+        if due:
+            self._keep(progress)
 
     def interrupted(self, progress: RunProgress) -> None:
         """Keep the state: the run is about to end."""
@@ -98,6 +108,11 @@ class Checkpointer:
         if checkpoint.global_step > self._last:
             raise ValueError(f"this run has {self._last} steps")
 
+    def _is_ours(self, metric: TrainingMetric) -> bool:
+        """Whether this run takes that measurement; a shorter one also validates after its own last step."""
+        step = metric.step
+        return metric.phase == "train" or step == self._last or step % self._evaluation_interval == 0
+
     def _apply(self, checkpoint: TrainingCheckpoint) -> None:
         assert isinstance(self._optimizer, ModelOptimizer)
         restore(checkpoint, self._model, self._optimizer, self._source)
@@ -107,6 +122,10 @@ class Checkpointer:
         due = bool(self._steps) and progress.step % self._steps == 0
         late = bool(self._seconds) and time.monotonic() - self._kept_at >= self._seconds
         return bool(self._stop), due or late
+
+    def _stop_at(self, progress: RunProgress) -> NoReturn:
+        self._keep(progress)
+        raise TrainingStopped(f"stopped at step {progress.step}; the same command goes on from there")
 
     def _keep(self, progress: RunProgress) -> None:
         if progress.step > self._kept_step:
@@ -119,15 +138,18 @@ class Checkpointer:
         self._write(progress, self._model, self._optimizer)
 
     def _write(self, progress: RunProgress, model: DecoderOnlyTransformer, optimizer: ModelOptimizer) -> None:
-        metrics = encode_metrics(progress.metrics)
+        new = encode_metrics(progress.metrics[self._encoded :])
+        self._encoded = len(progress.metrics)
+        self._lines += new
+        self._lines_digest.update(new)
         checkpoint = capture(
             model,
             optimizer,
             source=self._source,
             global_step=progress.step,
-            metadata={METRICS_DIGEST: hashlib.sha256(metrics).hexdigest(), _RUN_DIGEST: self._run},
+            metadata={METRICS_DIGEST: self._lines_digest.hexdigest(), _RUN_DIGEST: self._run},
         )
-        self._workspace.save(checkpoint, metrics)
+        self._workspace.save(checkpoint, self._lines)
 
 
 def _passed_over(path: Path, error: ArtifactError) -> None:

@@ -7,10 +7,17 @@ from dataclasses import dataclass
 from riftco.config import PretrainingConfig
 from riftco.data import split_documents
 from riftco.errors import InputError, TokenizerError
+from riftco.log import LOGGER
 from riftco.tokenizer import Tokenizer
 from riftco.training.batches import BatchSource, TrainingBatch, fixed_batches
-from riftco.training.document_rows import DocumentRowsBatchSource, document_batches, frame_documents
+from riftco.training.document_rows import (
+    DocumentRowsBatchSource,
+    document_batches,
+    frame_documents,
+    log_pieces,
+)
 from riftco.training.packed_rows import PackedRowsBatchSource
+from riftco.training.ranks import is_leader
 from riftco.training.window_batches import RandomWindowBatchSource
 
 
@@ -35,6 +42,8 @@ def text_batches(
     InputError when a side is too short for the context, holds a byte the vocabulary lacks, or (with
     `document_rows` and `packed`) has no document or shares one with the other side.
     """
+    if is_leader():
+        LOGGER.info(f"encoding {len(training) + len(validation):,} characters")
     if config.sampling_strategy == "random_window":
         return _random_windows(training, validation, tokenizer, config)
     return _documents(training, validation, tokenizer, config)
@@ -64,6 +73,7 @@ def _documents(
     rows = _document_tokens("training", documents, tokenizer)
     held_out = _document_tokens("validation", held_out_documents, tokenizer)
     batch_size, context_size = config.batch_size, config.context_size
+    log_pieces(rows, context_size, what="training documents", remedy="raise context_size")
     source = PackedRowsBatchSource if config.sampling_strategy == "packed" else DocumentRowsBatchSource
     scored = held_out[: config.validation_batch_count * batch_size]
     return TextBatches(

@@ -93,7 +93,7 @@ class Recorder:
         return result
 
     def _name(self, path: Any, folder: int | None = None) -> str:
-        full = Path(self._paths[folder], path) if folder is not None else Path(path)
+        full = Path(self.base, self._paths[folder], path) if folder is not None else Path(path)
         return os.path.relpath(full, self.base)
 
     def _open(self, call, path, flags, mode=0o777, *, dir_fd=None):

@@ -105,12 +105,17 @@ def store_digest(number: int) -> str:
         ("demo/pretrian", "demo/pretrain"),
         ("runs/demo/pretrian", "demo/pretrain"),
         ("demo/pretrain/metric", "demo/pretrain/metrics"),
-        ("demo", "demo/corpus"),
         ("demos/corpus", "demo/corpus"),
     ],
 )
 def test_a_misspelt_name_is_answered_with_near_ones(demo, text, hint):
     assert f"did you mean {hint}" in unknown(demo, text) or f"or {hint}" in unknown(demo, text)
+
+
+@pytest.mark.parametrize("text", ["demo", "runs/demo"])
+def test_a_run_where_one_object_is_needed_is_answered_with_its_stages(demo, text):
+    message = "demo is a run; name one of its stages: demo/corpus, demo/pretrain"
+    assert unknown(demo, text) == message
 
 
 def test_misspelt_digits_are_answered_with_near_ones(demo, bundle):

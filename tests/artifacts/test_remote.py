@@ -241,13 +241,16 @@ def test_of_two_writers_in_a_race_one_wins(url, kind):
         "/folder",
         "file://",
         "http://bucket/x",
-        "file://~nobody-x/y",
+        "file://folder/store",
+        "file://~/store",
     ],
 )
-def test_a_url_that_names_no_remote_store_is_refused(url):
-    with pytest.raises(StoreError, match="s3://bucket/folder") as caught:
-        RemoteStore.open(url)
+def test_a_url_that_names_no_remote_store_is_refused(url, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(StoreError, match=r"s3://bucket/folder.*file:///folder \(three slashes\)") as caught:
+        RemoteStore.open(url, writable=True)
     assert caught.value.code == "bad-url"
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(("scheme", "package"), [("s3", "s3fs"), ("gs", "gcsfs.core")])

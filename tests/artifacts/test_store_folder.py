@@ -88,6 +88,15 @@ def test_a_url_is_refused_instead_of_becoming_a_folder(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == []
 
 
+def test_a_file_url_names_an_absolute_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(StoreError, match="three slashes") as caught:
+        Store.open("file://folder/store")
+    assert caught.value.code == "not-a-store"
+    assert os.listdir(tmp_path) == []
+    assert Store.open((tmp_path / "store").as_uri()).root == tmp_path / "store"
+
+
 def test_a_store_whose_making_was_interrupted_is_finished(tmp_path):
     (tmp_path / "objects" / "sha256").mkdir(parents=True)
     (tmp_path / "tmp").mkdir()

@@ -1,5 +1,6 @@
 """Resume points of a step at work: the newest intact first, damaged ones named, nothing left at the end."""
 
+import errno
 import hashlib
 import os
 import time
@@ -7,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from artifacts import Store, step_key
+from artifacts import Store, StoreError, step_key
 from artifacts.fsck import check_store
 from artifacts.garbage import collect
 from artifacts.workspace import METRICS_DIGEST, Workspace
@@ -127,6 +128,27 @@ def test_a_cleared_workspace_leaves_nothing_and_clearing_again_is_harmless(store
     workspace.clear()
     assert not workspace.folder.exists()
     assert check_store(store, full=True).problems == []
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "says"),
+    [
+        (errno.ENOSPC, "disk-full", "is full: free some space and run again"),
+        (errno.EACCES, "not-writable", "is not writable (Permission denied): make it so and run again"),
+        (errno.EIO, "disk", "cannot be written: [Errno 5] Input/output error"),
+    ],
+)
+def test_a_disk_that_refuses_is_told_by_the_folder_for_there_may_be_no_store(
+    tmp_path, monkeypatch, number, code, says
+):
+    def refuse(*_):
+        raise OSError(number, os.strerror(number))
+
+    workspace = Workspace(tmp_path, sync=False)
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(StoreError) as caught:
+        save(workspace, 1)
+    assert (caught.value.code, str(caught.value)) == (code, f"the folder {tmp_path} {says}")
 
 
 def test_points_are_the_same_in_a_store_that_was_opened_again(store):

@@ -4,17 +4,23 @@ import errno
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner, Result
 
-from artifacts import ModelBundle, Store
+from artifacts import ArtifactError, ModelBundle, Store, Workspace
 from flows.cli import app
-from flows.dag import Sources, pipeline_dag
+from flows.dag import Sources, pipeline_dag, pretrain_dag
+from riftco.config import PretrainFlowConfig
+from tasks.call import Results
 from tasks.runner import PlainRunner
+from tests.artifacts.crash_model import Disk, Recorder, State, plant, tree
 from tests.support import FIXTURES
 from tests.tiny import SETTINGS, tiny_pipeline
 
@@ -119,6 +125,41 @@ def test_show_verify_and_plan_know_the_runs_of_the_store(tmp_path: Path) -> None
     assert (broken.exit_code, "hash" in broken.output or "damaged" in broken.output) == (2, True)
 
 
+@pytest.mark.parametrize("flow", ["pipeline", "pretrain", "finetune"])
+def test_plan_lists_all_settings_as_a_file_that_gives_them_again(flow: str, tmp_path: Path) -> None:
+    listed = riftco("plan", flow, "--settings", "-s", "name=mine")
+    assert listed.exit_code == 0, listed.output
+    assert {"name: mine", "evaluation:", "  questions: 150"} <= set(listed.output.splitlines())
+    file = tmp_path / "mine.yaml"
+    file.write_text(listed.output)
+    assert riftco("plan", flow, "--settings", "-c", file).output == listed.output
+    assert f"plan {flow} --settings" in riftco("run", flow, "--help").output
+
+
+def test_a_run_lists_what_it_made_and_tells_that_another_moved_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs: list[PlainRunner] = []
+
+    def two_runs(config: PretrainFlowConfig, *_: object) -> dict[str, Results]:
+        for steps in (3, 4):
+            pretraining = config.pretraining.model_copy(update={"steps": steps})
+            own = config.model_copy(update={"pretraining": pretraining})
+            with PlainRunner(Store.open(), own.name) as runner:
+                pretrain_dag(own, Sources.read(own, runner.store, put=True))
+            runs.append(runner)
+        return runs[0].made()
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("flows.local_server.local_prefect", nullcontext)
+    monkeypatch.setattr("flows.cli.import_module", lambda name: SimpleNamespace(pretrain=two_runs))
+    ours = [s for s in SETTINGS if s.startswith(("name", "corpus", "pretraining", "evaluation"))]
+    output = riftco("run", "pretrain", *(part for setting in ours for part in ("-s", setting))).output
+    first, second = (runner.store.path(runner.made()["pretrain"]["bundle"]).name for runner in runs)
+    assert (first in output, second in output) == (True, False), output
+    assert "another run moved tiny/pretrain, tiny/sample-stories, tiny/plot-loss meanwhile" in output
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -182,14 +223,24 @@ def test_an_output_that_cannot_be_or_is_an_input_is_refused_before_training(
     text: Path, tmp_path: Path
 ) -> None:
     before = text.read_bytes()
+    (tmp_path / "notes.txt").write_text("mine")
     for output, message in [
         (text, "also an input"),
+        (tmp_path / "notes.txt", "notes.txt: is no bundle and would be lost; give another name"),
         (tmp_path, "is a folder"),
         (text / "x.rift", "not a folder"),
     ]:
         result = riftco("pretrain", text, "-o", output, *TINY)
         assert (result.exit_code, message in result.output) == (2, True)
     assert text.read_bytes() == before
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_a_bundle_may_be_replaced(text: Path, tmp_path: Path) -> None:
+    output = tmp_path / "x.rift"
+    shutil.copyfile(BYTE, output)
+    assert riftco("pretrain", text, "-o", output, *TINY).exit_code == 0
+    assert ModelBundle.identify(output) != ModelBundle.identify(BYTE)
 
 
 def test_a_disk_that_fills_up_names_the_file_and_the_remedy(
@@ -209,6 +260,54 @@ def test_a_disk_that_fills_up_names_the_file_and_the_remedy(
     )
     left = [path for path in tmp_path.glob("*x.rift*") if path.is_file()]
     assert left + list(tmp_path.glob(".x.rift*")) == []  # but for the folder from which it goes on
+
+
+def test_a_finished_run_tells_of_unfinished_ones_in_its_folder_and_leaves_them(
+    text: Path, tmp_path: Path
+) -> None:
+    state = tmp_path / "x.rift.run" / "0123456789abcdef" / "000000000001.riftckpt"
+    state.parent.mkdir(parents=True)
+    state.write_bytes(bytes(3 << 20))
+    said = riftco("pretrain", text, "-o", tmp_path / "x.rift", *TINY, "-s", "checkpoint_steps=1").output
+    assert f"{tmp_path / 'x.rift.run'} also keeps 1 unfinished run of other settings" in said
+    assert "3.0 MiB" in said
+    assert state.exists()
+    assert "keeps" not in riftco("pretrain", text, "-o", tmp_path / "y.rift", *TINY).output
+
+
+def test_a_power_loss_after_the_first_checkpoint_leaves_one_or_the_bundle(text: Path, tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    place.mkdir()
+    recorder, disk = Recorder(place), Disk()
+    with recorder.recording():
+        result = riftco(
+            "pretrain", text, "-o", place / "x.rift", *TINY, "-s", "checkpoint_steps=1", "-s", "backend=cpu"
+        )
+    assert result.exit_code == 0, result.output
+    done = recorder.operations
+    renamed = [op.kind == "rename" and op.path.endswith(".riftckpt") for op in done].index(True)
+    states: dict[frozenset[tuple[str, bytes | str]], State] = {}
+    for number, operation in enumerate(done):
+        disk.apply(operation)
+        if number > renamed:  # the folder is synced too: from here on something has to be left
+            states |= {frozenset(state.items()): state for state in disk.states(limit=16)}
+    assert disk.current() == tree(place)
+    assert len(states) > 50
+    for number, state in enumerate(states.values()):
+        left = tmp_path / str(number)
+        left.mkdir()
+        plant(state, left)
+        assert can_go_on(left), f"state {number} has neither"
+
+
+def can_go_on(place: Path) -> bool:
+    """Whether a folder holds the whole bundle, or an intact resume point to make it from."""
+    try:
+        ModelBundle.load(place / "x.rift")
+    except (FileNotFoundError, ArtifactError):
+        folders = {path.parent for path in place.glob("x.rift.run/*/*.riftckpt")}
+        return any(list(Workspace(folder).points(lambda *_: None)) for folder in folders)
+    return True
 
 
 def test_a_text_too_short_for_the_context_says_so(text: Path, tmp_path: Path) -> None:

@@ -226,5 +226,5 @@ def test_fine_tuning_starts_from_a_name_or_a_file_that_is_the_same(
     with PlanRunner(store, config.name) as runner:
         finetune_dag(from_file, Sources.read(from_file, store, put=False))
     assert {stage.status for stage in runner.stages} == {"cached"}
-    table = store.root.parent / "tracking" / config.name / "post-train" / "metrics.parquet"
+    table = store.root.parent / "tracking" / store.root.name / config.name / "post-train" / "metrics.parquet"
     assert table.is_file()

@@ -178,6 +178,16 @@ def test_a_given_server_is_used(prefect_api: str, tmp_path: Path) -> None:
     assert len(task_runs(prefect_api, flow_run_id)) == 4
 
 
+def test_a_given_server_that_is_down_is_one_line_with_its_address(tmp_path: Path) -> None:
+    url = "http://127.0.0.1:1/api"
+    command = ("-c", "from flows.cli import main; main()", "run", "pretrain")
+    with child_process(*command, RIFTCO_HOME=str(tmp_path), PREFECT_API_URL=url) as process:
+        output, log = process.communicate(timeout=SECONDS)
+    assert (process.returncode, output, log.count("\n")) == (2, "", 1), log
+    assert f"PREFECT_API_URL {url} does not answer" in log
+    assert "start it, or unset it" in log
+
+
 def test_the_server_sends_nothing_anywhere(prefect_api: str) -> None:
     settings = api(prefect_api, "GET", "/admin/settings")["server"]
     assert settings["analytics_enabled"] is False

@@ -19,8 +19,11 @@ def test_the_flow_runs_every_stage_and_then_skips_every_stage(
 
     monkeypatch.setenv("RIFTCO_STORE", str(tmp_path / "store"))
     config = tiny_pipeline(f"name=tiny-{uuid.uuid4().hex[:8]}")  # the server's database outlives the test
-    assert pipeline(config) == pipeline(config)
-    assert len(Store.open().run_stages(config.name)) == 14
+    made = pipeline(config)
+    assert made == pipeline(config)
+    stages = Store.open().run_stages(config.name)
+    assert len(stages) == 14
+    assert made == {stage: kept.record.results for stage, kept in stages.items()}
 
     with get_client(sync_client=True) as client:
         only_ours = FlowRunFilter(name=FlowRunFilterName(any_=[config.name]))

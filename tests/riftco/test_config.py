@@ -3,9 +3,17 @@
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
-from riftco.config import PipelineConfig, PostTrainingConfig, PretrainingConfig, contract_dump
+from riftco.config import (
+    FinetuneFlowConfig,
+    InstructionsConfig,
+    PipelineConfig,
+    PostTrainingConfig,
+    PretrainFlowConfig,
+    PretrainingConfig,
+    contract_dump,
+)
 
 CONTRADICTIONS: list[tuple[Any, dict[str, Any], str]] = [
     (PretrainingConfig, {"steps": 10, "warmup_steps": 10}, "warmup_steps 10 leaves nothing of the 10 steps"),
@@ -28,6 +36,11 @@ CONTRADICTIONS: list[tuple[Any, dict[str, Any], str]] = [
         "use sharding none with qlora",
     ),
     (PostTrainingConfig, {"loss_scope": "response_only"}, "use sampling_strategy document_rows or packed"),
+    (
+        InstructionsConfig,
+        {"validation_fraction": 0.2},
+        r"validation_fraction 0.2 and .* add up to 1.17; make it 1",
+    ),
 ]
 
 
@@ -48,11 +61,40 @@ def test_contradictions_are_refused_with_their_remedy(
         (PretrainingConfig, {"end_of_text": True, "sampling_strategy": "packed"}),
         (PostTrainingConfig, {"optimizer": "muon"}),
         (PostTrainingConfig, {"loss_scope": "response_only", "sampling_strategy": "document_rows"}),
+        (InstructionsConfig, {"train_fraction": 0.7, "validation_fraction": 0.2, "test_fraction": 0.1}),
         (PipelineConfig, {}),
     ],
 )
 def test_what_goes_together_is_accepted(config: Any, settings: dict[str, Any]) -> None:
     config(**settings)
+
+
+@pytest.mark.parametrize("flow", [PipelineConfig, PretrainFlowConfig, FinetuneFlowConfig])
+def test_a_nested_mapping_changes_only_what_it_names(flow: Any) -> None:
+    defaults = flow()
+    for name, part in dict(defaults).items():
+        if isinstance(part, BaseModel):
+            assert flow.model_validate({name: {}}) == defaults
+    if flow is not FinetuneFlowConfig:
+        longer = flow.model_validate({"pretraining": {"steps": 1300}}).pretraining
+        assert longer == defaults.pretraining.model_copy(update={"steps": 1300})
+        assert flow(pretraining={"steps": 1300}).pretraining == longer
+
+
+def test_a_nested_mapping_keeps_the_defaults_of_every_level_above_it() -> None:
+    default = PipelineConfig().rank_sweep.training
+    for sweep in (
+        {"training": {"lora": {"alpha": 2.0}}},
+        {"ranks": [2], "training": {"lora": {"alpha": 2.0}}},
+    ):
+        training = PipelineConfig.model_validate({"rank_sweep": sweep}).rank_sweep.training
+        assert training == default.model_copy(update={"lora": default.lora.model_copy(update={"alpha": 2.0})})
+
+
+@pytest.mark.parametrize("values", [{"pretraining": {"stepz": 1}}, {"pretraining": 5}, {"qqq": {}}])
+def test_a_wrong_nested_mapping_is_refused(values: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match=r"stepz|pretraining|qqq"):
+        PipelineConfig.model_validate(values)
 
 
 def test_the_metadata_of_defaults_is_the_originals_and_what_cannot_change_a_result_is_never_in_it() -> None:

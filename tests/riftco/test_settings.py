@@ -3,12 +3,20 @@
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 
-from riftco.config import PipelineConfig, PretrainingConfig, contract_dump
+from riftco.config import (
+    FinetuneFlowConfig,
+    PipelineConfig,
+    PretrainingConfig,
+    ServingConfig,
+    contract_dump,
+)
 from riftco.errors import InputError
-from riftco.settings import load_config
+from riftco.settings import load_config, settings_yaml
 
 DEFAULTS = PipelineConfig()
+TEXTS = ("base", "name", "instructions.split_seed", "instructions.path")
 
 
 def test_a_file_then_assignments_change_only_what_they_name(tmp_path: Path) -> None:
@@ -30,12 +38,34 @@ def test_numbers_are_read_as_people_write_them(text: str, value: float) -> None:
     )
 
 
-def test_what_only_looks_like_a_date_is_text() -> None:
-    assert load_config(DEFAULTS, None, ["name=2024-13-45"]).name == "2024-13-45"
+@pytest.mark.parametrize("text", ["2024-13-45", "2024-11-05", "9e0745", "123456", "0123", "1e3", "true"])
+def test_a_text_setting_takes_whatever_is_given_as_text(text: str) -> None:
+    config = load_config(FinetuneFlowConfig(), None, [f"{s}={text}" for s in TEXTS])
+    assert (config.base, config.name, config.instructions.split_seed) == (text, text, text)
+    assert config.instructions.path == text
 
 
-def test_nothing_resets_an_optional_setting() -> None:
-    assert load_config(DEFAULTS, None, ["corpus.path="]).corpus.path is None
+@pytest.mark.parametrize(
+    ("given", "value"),
+    [("a #b: c", "a #b: c"), ("'null'", "null"), ('"\\n"', "\n"), ('"8"', "8"), ('""', "")],
+)
+def test_a_text_is_taken_as_it_stands_unless_it_is_quoted(given: str, value: str) -> None:
+    assert load_config(DEFAULTS, None, [f"corpus.path={given}"]).corpus.path == value
+
+
+def test_null_resets_an_optional_setting_and_an_empty_value_is_refused() -> None:
+    mine = load_config(DEFAULTS, None, ["corpus.path=mine.txt"])
+    assert load_config(mine, None, ["corpus.path=null"]).corpus.path is None
+    for empty in ("corpus.path=", "corpus.path= "):
+        with pytest.raises(InputError, match=r"write corpus\.path=null for nothing"):
+            load_config(mine, None, [empty])
+
+
+@pytest.mark.parametrize("config", [PipelineConfig(), FinetuneFlowConfig(), ServingConfig()])
+def test_all_settings_as_yaml_are_read_back(tmp_path: Path, config: BaseModel) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text(settings_yaml(config), encoding="utf-8")
+    assert load_config(config, file) == config
 
 
 @pytest.mark.parametrize(
@@ -44,6 +74,7 @@ def test_nothing_resets_an_optional_setting() -> None:
         ("pretraining.stepz=1", "unknown setting pretraining.stepz; did you mean pretraining.steps?"),
         ("serving.qqq=1", "unknown setting serving.qqq; there are backend, maximum_new_tokens"),
         ("steps", "write it as field.name=value"),
+        ("steps.x=5", "unknown setting steps; there are"),
         ("pretraining.steps=0", r"pretraining.steps: .*greater than 0, got 0"),
         ("pretraining.steps=true", r"pretraining.steps: .*valid integer, got True"),
         ("pretraining.steps=1.5", r"pretraining.steps: .*valid integer, got 1.5"),
@@ -66,6 +97,24 @@ def test_a_file_that_is_not_a_mapping_is_refused_by_name(tmp_path: Path, content
         load_config(DEFAULTS, file)
     with pytest.raises(InputError, match="No such file"):
         load_config(DEFAULTS, tmp_path / "absent.yaml")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("name: a\nname: b\n", "line 2: name is on line 1"),
+        (
+            "corpus:\n  stories: 5\npretraining: {steps: 9}\ncorpus:\n  events: [1]\n",
+            "line 4: corpus is on line 1",
+        ),
+        ("corpus:\n  stories: 5\n  stories: 6\n", "line 3: stories is on line 2"),
+    ],
+)
+def test_a_setting_given_twice_in_a_file_is_refused(tmp_path: Path, content: str, message: str) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text(content)
+    with pytest.raises(InputError, match=message):
+        load_config(DEFAULTS, file)
 
 
 def test_metadata_lists_an_extension_only_when_it_is_used() -> None:

@@ -109,6 +109,15 @@ def test_a_tag_is_set_shown_moved_and_removed(store):
     assert "no tag is called" in riftco("store", "tag", "best", code=2).stderr
 
 
+def test_a_tag_that_would_hide_a_run_is_refused(store, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    before = store.digests()
+    for arguments in (("tag", "demo", "demo/train"), ("put", tmp_path / "notes.txt", "--tag", "demo")):
+        said = riftco("store", *arguments, code=2).stderr
+        assert "a run is called demo, and the tag would hide it; give the tag another name" in said
+    assert (store.tags(), store.digests()) == ({}, before)
+
+
 def test_files_go_in_and_come_out_unchanged(store, tmp_path):
     source, bundle = tmp_path / "source.txt", small_bundle(2).save(tmp_path / "model.rift")
     source.write_bytes(b"some text")

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from artifacts import Ref, Store
+from artifacts.lineage import ABSENT
 from tasks.call import Results, Work
 from tasks.plan import PlanRunner, StagePlan
 from tasks.runner import PlainRunner
@@ -81,13 +82,16 @@ def test_a_stale_stage_says_what_changed(store: Store) -> None:
     before = files(store)
     stages = plan(store, size=1.0, names=["a", "c", "d"], new={})
     assert statuses(stages) == ["stale", "waiting", "waiting", "waiting"]
-    assert stages["write-text"].changes == {
-        "options.size": (1, 1.0),
-        "options.names.1": ("b", "c"),
-        "options.names.2": ("(none)", "d"),
-        "options.new": ("(none)", {}),
-    }
-    assert "options.names.1 b -> c" in stages["write-text"].reason
+    assert stages["write-text"].changes == [
+        ("options.names.1", "b", "c"),
+        ("options.names.2", ABSENT, "d"),
+        ("options.size", 1, 1.0),
+        ("options.new", ABSENT, {}),
+    ]
+    assert stages["write-text"].reason == (
+        "options.names.1 b -> c, options.names.2 (absent) -> d, "
+        "options.size 1 -> 1.0, options.new (absent) -> {}"
+    )
     assert files(store) == before
 
 
@@ -102,7 +106,18 @@ def test_a_raised_version_makes_a_stage_stale(store: Store) -> None:
     with PlanRunner(store, "demo") as runner:
         newer(options={"size": 1, "names": ["a", "b"]})
     assert runner.stages[0].status == "stale"
-    assert runner.stages[0].changes == {"version": (1, 2)}
+    assert runner.stages[0].changes == [("version", 1, 2)]
+
+
+def test_an_input_that_is_no_longer_given_is_one_change(store: Store) -> None:
+    text = store.put_bytes("text", b"mine")
+    with PlainRunner(store, "demo"):
+        write_text(options={"source": text})
+    with PlanRunner(store, "demo") as runner:
+        write_text(options={"source": None})
+    (change,) = runner.stages[0].changes
+    assert change == ("options.source", {"kind": "text", "digest": text.digest}, None)
+    assert runner.stages[0].reason.endswith("-> null")
 
 
 def test_a_damaged_stage_is_told_and_what_follows_is_judged_as_if_it_came_out_the_same(store: Store) -> None:

@@ -62,9 +62,12 @@ def test_records_keep_their_split_when_others_come(work: Work) -> None:
     assert train(50) < train(80)
 
 
-def test_an_empty_split_is_an_input_error(work: Work) -> None:
-    source = work.store.put_bytes("instructions", b'{"prompt": "a", "response": "b"}')
-    with pytest.raises(InputError, match="split is empty"):
+def test_an_empty_split_tells_how_many_records_are_distinct_and_what_to_raise(work: Work) -> None:
+    source = work.store.put_bytes("instructions", b'{"prompt": "a", "response": "b"}\n' * 5)
+    message = (
+        r"validation split is empty, for 1 of 5 records .* raise instructions.validation_fraction \(0.03\)"
+    )
+    with pytest.raises(InputError, match=message):
         prepare_instructions.body(work, source, InstructionsConfig())
 
 

@@ -95,6 +95,21 @@ def test_the_record_tells_how_the_results_were_made(store: Store) -> None:
     assert 0 <= record.seconds < 10
 
 
+@step(version=1)
+def leave_table(work: Work) -> Results:
+    work.folder.mkdir(parents=True)
+    (work.folder / "table").write_text(work.store.root.name)
+    return {"text": work.store.put_bytes("text", b"x")}
+
+
+def test_stores_side_by_side_have_folders_of_their_own_for_what_people_look_at(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        with PlainRunner(Store.open(tmp_path / name, durability="none"), "demo"):
+            leave_table()
+    tables = [tmp_path / "tracking" / name / "demo" / "leave-table" / "table" for name in ("one", "two")]
+    assert [table.read_text() for table in tables] == ["one", "two"]
+
+
 def test_a_second_run_runs_nothing_and_says_so(store: Store, lines: pytest.LogCaptureFixture) -> None:
     results = run(store)
     ran.clear()

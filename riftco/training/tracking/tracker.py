@@ -81,12 +81,16 @@ class RunTracker(RunWatch):
     def began(self, bytes_per_token: float | None, earlier: Sequence[TrainingMetric]) -> None:
         """Tell the earlier metrics again, without their pace, which only their own process knew.
 
-        So each process of a run leaves a record of the whole run.
+        So each process of a run leaves a record of the whole run. A disk that refuses does not end the run.
         """
         self._bytes_per_token = bytes_per_token
         for metric in earlier:
             self._tell(metric, {}, time.time())
-        self._samples.begin(earlier[-1].step if earlier else 0)
+        last = earlier[-1].step if earlier else 0
+        try:
+            self._samples.begin(last)
+        except OSError as error:
+            LOGGER.warning("samples of an earlier run stay after step %d: %s", last, error)
 
     def happened(self, metric: TrainingMetric, measured: Measured, moment: float) -> None:
         """Tell a metric, and show it."""

@@ -243,6 +243,27 @@ def test_other_tensors_in_the_same_memory_are_looked_at(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FAST)
+def test_memory_that_a_tensor_took_over_is_looked_at(name: str) -> None:
+    state = State([(40,)])
+    with use(name):
+        state.step()
+        state.parameters[0].data = torch.full((40,), torch.nan)
+        with pytest.raises(ValueError, match="updated value"):
+            state.step()
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_tensors_made_in_inference_mode_are_refused(name: str, monkeypatch) -> None:
+    state = State([(40,), (3,)])
+    with torch.inference_mode():
+        state.second[1] = torch.ones(3)
+    before = bits(state.written())
+    with running(name, state, monkeypatch), pytest.raises(ValueError, match="made in inference mode"):
+        state.step()
+    assert bits(state.written()) == before
+
+
+@pytest.mark.parametrize("name", FAST)
 def test_values_that_a_step_made_large_do_not_overflow_in_the_next(name: str) -> None:
     state = State([(40,)])
     state.first, state.second = [torch.zeros(40)], [torch.zeros(40)]

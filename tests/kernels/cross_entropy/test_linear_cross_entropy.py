@@ -307,6 +307,15 @@ def test_the_operator_is_sound(masked) -> None:
     )
 
 
+def test_a_gradient_that_vmap_hides_is_refused() -> None:
+    (x, weight, bias), targets = inputs(9, 3, 7), targets_for(9, 7)
+    call = torch.vmap(lambda x: linear_cross_entropy(x, weight, bias, targets))
+    rows = torch.stack([x, 2 * x])
+    torch.testing.assert_close(call(rows)[1], linear_cross_entropy(2 * x, weight, bias, targets))
+    with pytest.raises(RuntimeError, match="linear_cross_entropy: vmap hides that a gradient"):
+        call(rows.requires_grad_())
+
+
 def test_compiling_changes_nothing() -> None:
     compiled = torch.compile(linear_cross_entropy, fullgraph=True, backend="aot_eager")
     kinds, targets = [leaves(*inputs(9, 3, 7)) for _ in range(2)], targets_for(9, 7)

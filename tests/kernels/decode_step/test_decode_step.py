@@ -154,6 +154,39 @@ def test_only_the_slots_of_the_rows_are_written(implementation: str) -> None:
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("inference", [False, True])
+def test_autograd_sees_that_pages_were_written(implementation: str, inference: bool) -> None:
+    s = Sizes()
+    rows = ids_of(s, 1), torch.zeros(1, dtype=torch.int64), torch.ones(1, 1, dtype=torch.int64)
+    with use(implementation), torch.inference_mode(inference):
+        pages = poisoned_pages(s, 4, 16)
+        decode_step(prepare(s), *rows, *pages)
+    assert all(x.is_inference() if inference else x._version > 0 for x in (*pages[0], *pages[1]))
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_torchs_default_dtype_and_device_change_nothing(implementation: str, kind: str) -> None:
+    s, before = Sizes(), torch.get_default_dtype()
+    tensors, pages = random_tensors(s), poisoned_pages(s, 4, 16)
+    rows = ids_of(s, 1), torch.zeros(1, dtype=torch.int64), torch.ones(1, 1, dtype=torch.int64)
+
+    def logits() -> list[Tensor]:
+        weights = DecodeWeights.prepare(tensors, head_count=s.heads, kind=kind)
+        return [decode_step(weights, *(x[:count] for x in rows), *pages) for count in (1, 0)]
+
+    with use(implementation):
+        expected = logits()
+        try:
+            torch.set_default_dtype(torch.float64)
+            with torch.device("meta"):
+                found = logits()
+        finally:
+            torch.set_default_dtype(before)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_sequences_may_share_the_pages_of_a_prefix(implementation: str) -> None:
     s = Sizes()
     with use(implementation):  # type: ignore[arg-type]

@@ -8,6 +8,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from kernels import flash_attention
+from kernels.flash_attention import cpu
+from kernels.native import Integer
 from kernels.operators import flop_counter
 from tests.kernels.cases import virtual
 from tests.kernels.flash_attention.running import IMPLEMENTATIONS, among_nan, running
@@ -400,3 +402,8 @@ def test_document_starts_that_do_not_fit_are_refused(starts, message) -> None:
 def test_document_starts_need_as_many_queries_as_keys() -> None:
     with pytest.raises(ValueError, match="as many queries as keys, got 2 and 4"):
         flash_attention(Q[:, :, :2], Q, Q, document_starts=torch.zeros(2, 2, dtype=torch.int64))
+
+
+@pytest.mark.skipif(not cpu.built, reason="no native code for this machine was built")
+def test_scratch_may_take_more_than_32_bits() -> None:
+    assert cpu._scratch_size((Integer * 5)(1, 1, 1, 2**25, 128), 0) >= 2 * 2**25 * 128

@@ -215,6 +215,8 @@ def test_the_operators_are_sound(bias) -> None:
     torch.library.opcheck(_gelu, (x, bias))
     detached = None if bias is None else bias.detach()
     torch.library.opcheck(_gelu_backward, (random(6, 5, seed=2).t(), x.detach(), detached))
+    row = None if bias is None else random(6, dtype=torch.float64)
+    torch.library.opcheck(_gelu_backward, (*[random(6, dtype=torch.float64)] * 2, row))
 
 
 def test_compiling_changes_nothing() -> None:

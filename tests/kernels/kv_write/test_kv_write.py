@@ -126,6 +126,35 @@ def test_slots_outside_are_skipped_on_a_gpu(slot) -> None:
     assert all(map(torch.equal, tensors[:2], expected))
 
 
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_autograd_sees_that_pages_were_written(implementation) -> None:
+    tensors = problem(4)
+    weight = torch.ones_like(tensors[0], requires_grad=True)
+    product = tensors[0] * weight
+    with running(implementation):
+        kv_write(*tensors)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.sum().backward()
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_pages_may_be_made_in_inference_mode(implementation) -> None:
+    with torch.inference_mode():
+        tensors = problem(4)
+        expected = definition(tensors)
+        with running(implementation):
+            kv_write(*tensors)
+        assert all(map(torch.equal, tensors[:2], expected))
+
+
+def test_pages_that_require_gradients_are_refused() -> None:
+    for place in range(2):
+        tensors = problem(4)
+        tensors[place].requires_grad_()
+        with pytest.raises(ValueError, match="require gradients"):
+            kv_write(*tensors)
+
+
 def test_it_passes_opcheck() -> None:
     torch.library.opcheck(torch.ops.riftco.kv_write.default, tuple(problem(4)))
 

@@ -126,6 +126,25 @@ def test_few_rows_give_the_same_result(implementation, rows) -> None:
     torch.testing.assert_close(feed_forward(*inputs), composed_feed_forward(*inputs))
 
 
+@pytest.mark.parametrize("shape", [(40, 6), (4, 10, 6)])
+def test_residuals_do_not_share_a_gradient(implementation, shape) -> None:
+    x, weight, upstream = random(*shape, seed=1), random(6, 6, seed=2), torch.ones(shape)
+    network_of = [random(9, 6), random(9), random(6, 9), random(6)]
+    for call in (lambda r: linear(x, weight, residual=r), lambda r: feed_forward(x, *network_of, r)):
+        residuals = leaves(random(*shape), random(*shape))
+        sum(map(call, residuals)).backward(upstream)
+        residuals[0].grad.zero_()
+        assert torch.equal(residuals[1].grad, torch.ones(shape))
+        assert torch.equal(upstream, torch.ones(shape))
+
+
+def test_few_rows_are_the_same_under_autocast(implementation) -> None:
+    x, weight, bias, _ = layer(4, 7, 11)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = linear(x, weight, bias), feed_forward(*network(4, 6, 19))
+    torch.testing.assert_close(found, (linear(x, weight, bias), feed_forward(*network(4, 6, 19))))
+
+
 @pytest.mark.parametrize("asked", range(4))
 def test_only_gradients_that_are_asked_for_appear(implementation, asked) -> None:
     inputs, full = layer(40, 9, 13), leaves(*layer(40, 9, 13))
@@ -286,10 +305,26 @@ def test_compiling_changes_nothing() -> None:
         assert all(torch.equal(a.grad, b.grad) for a, b in zip(first, second, strict=True))
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiling_with_a_frozen_weight_changes_nothing(dynamic) -> None:
+    torch.compiler.reset()
+    x, weight, bias, _ = layer(40, 6, 8)
+    compiled = torch.compile(linear, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    first, second = leaves(x, bias), leaves(x, bias)
+    linear(first[0].view(4, 10, 6), weight, first[1]).sum().backward()
+    compiled(second[0].view(4, 10, 6), weight, second[1]).sum().backward()
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(first, second, strict=True))
+
+
+def fold(tensors: list[Tensor]) -> list[Tensor]:
+    """40 rows as 4 of 10."""
+    return [x.unflatten(0, (4, 10)) if len(x) == 40 else x for x in tensors]
+
+
 def test_products_are_counted() -> None:
     with flop_counter(display=False) as counter:
-        run_linear(*leaves(*layer(40, 6, 8))).sum().backward()
+        run_linear(*fold(leaves(*layer(40, 6, 8)))).sum().backward()
     assert counter.get_total_flops() == 3 * 2 * 40 * 6 * 8
     with flop_counter(display=False) as counter:
-        feed_forward(*leaves(*network(40, 6, 8))).sum().backward()
+        feed_forward(*fold(leaves(*network(40, 6, 8)))).sum().backward()
     assert counter.get_total_flops() == 6 * 2 * 40 * 6 * 8

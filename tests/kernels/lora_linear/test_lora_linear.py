@@ -11,7 +11,7 @@ from torch.nn.functional import linear
 
 from kernels.dispatch import use
 from kernels.linear import cpu as linear_cpu
-from kernels.lora_linear import lora_linear
+from kernels.lora_linear import cpu, lora_linear
 from kernels.native import library
 from kernels.nf4 import PackedNf4, dequantize_nf4, quantize_nf4
 from kernels.operators import flop_counter
@@ -194,6 +194,13 @@ def test_a_gradient_with_two_consumers_is_not_changed(base: str) -> None:
     assert torch.equal(upstream, copy)
     for one, other in zip(first, torch.autograd.grad(z, leaves, upstream), strict=True):
         assert torch.equal(one, other)
+
+
+def test_native_code_declines_an_update_of_another_dtype() -> None:
+    arguments = layer("packed", count=40)
+    x, packed = arguments["x"], arguments["weight"].fields()
+    left, right = torch.randn(40, 3).bfloat16(), arguments["lora_b"].T
+    assert cpu.packed_forward(x, packed, None, False, left, right, 1.0) is NotImplemented
 
 
 @pytest.mark.parametrize("base", BASES)

@@ -215,6 +215,7 @@ def test_arrays_that_are_not_a_weight_are_refused() -> None:
         ({"group_scales": None}, "belong together"),
         ({"scale_block_size": 256}, "group_scales must be"),
         ({"block_size": 65}, "block_size 65"),
+        ({"shape": (5, 0)}, r"must have elements, got \[5, 0\]"),
         ({"codes": torch.stack([good.codes] * 2, 1)[:, 0]}, "contiguous"),
     ]:
         fields = {name: getattr(good, name) for name in PackedNf4.__dataclass_fields__}

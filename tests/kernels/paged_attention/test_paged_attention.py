@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from kernels import paged_attention
+from kernels.native import pointer
+from kernels.paged_attention import cpu
 from tests.kernels.cases import virtual
 from tests.kernels.flash_attention.running import IMPLEMENTATIONS, among_nan, running
 
@@ -267,6 +269,19 @@ def test_nothing_is_something(implementation, shape) -> None:
     assert out.shape == q.shape
 
 
+@pytest.mark.skipif(not cpu.built, reason="no native code for this machine was built")
+def test_scratch_is_float32_whatever_torchs_default(monkeypatch) -> None:
+    taken, before = [], torch.get_default_dtype()
+    monkeypatch.setattr(cpu, "pointer", lambda x: taken.append(x) or pointer(x))
+    sequences = Sequences([20])
+    try:
+        torch.set_default_dtype(torch.bfloat16)
+        sequences.attend(1)
+    finally:
+        torch.set_default_dtype(before)
+    assert {x.dtype for x in taken if x is not None} == {torch.int64, torch.float32}
+
+
 def test_it_passes_opcheck() -> None:
     sequences = Sequences([20, 18], 8)
     q = sequences.newest(2).mT.contiguous().mT
@@ -293,6 +308,7 @@ def test_it_compiles_without_a_break() -> None:
         ([[0, 1], [1, 7]], [20, 17], [1, 1], "sequence 1: its table names page 7 outside 0...2"),
         ([[0, -1], [1, 0]], [20, 17], [1, 1], "sequence 0: its table names page -1 outside 0...2"),
         ([[0, 1], [1, 0]], [20, 33], [1, 1], "sequence 1: 33 tokens need 3 pages, the table has 2"),
+        ([[0, 1], [1, 0]], [20, 2**63 - 1], [1, 1], f"sequence 1: {2**63 - 1} tokens need {2**59} pages"),
         (
             [[0, 1], [1, 0]],
             [20, 1],

@@ -1,5 +1,7 @@
 """Text files of every unpleasant kind, and documents between blank lines."""
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -95,6 +97,43 @@ def test_a_folder_without_text_or_with_an_empty_file_is_refused(tmp_path: Path) 
     written(tmp_path / "full.txt", b"text")
     written(tmp_path / "sub/empty.txt", b"")
     with pytest.raises(InputError, match=r"sub/empty\.txt: holds no text"):
+        read_corpus(tmp_path)
+
+
+@pytest.mark.parametrize(("name", "target"), [("b.txt", "gone.txt"), ("books", "gone"), ("books", "..")])
+def test_a_link_in_a_folder_that_leads_to_no_file_is_refused_by_name(
+    tmp_path: Path, name: str, target: str
+) -> None:
+    written(tmp_path / "a.txt", b"text")
+    (tmp_path / name).symlink_to(target)
+    with pytest.raises(InputError, match=rf"{name}: leads to no file .*put the file or folder itself there"):
+        read_corpus(tmp_path)
+
+
+def test_links_to_files_are_read_and_a_link_to_a_folder_may_be_given(tmp_path: Path) -> None:
+    written(tmp_path / "aside/notes.md", b"not this")
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus/a.txt").symlink_to(written(tmp_path / "aside/one.txt", b"one"))
+    (tmp_path / "corpus/notes.md").symlink_to("../aside/notes.md")
+    (tmp_path / "corpus/.hidden").symlink_to("nowhere")
+    (tmp_path / "link").symlink_to("corpus")
+    assert read_corpus(tmp_path / "link") == "one"
+
+
+def test_a_folder_of_a_corpus_that_cannot_be_read_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(tmp_path / "a.txt", b"text")
+    written(tmp_path / "closed/b.txt", b"text")
+    listed = os.scandir
+
+    def refuse(folder: Path) -> object:  # whoever runs the tests may be root, to whom no folder is closed
+        if Path(folder).name == "closed":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return listed(folder)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(InputError, match=r"closed: cannot be read \(Permission denied\); check the path and"):
         read_corpus(tmp_path)
 
 

@@ -1,5 +1,6 @@
 """The sequence must collect, find and merge pairs as a plain list would."""
 
+import tracemalloc
 from collections import Counter
 from itertools import pairwise
 
@@ -42,6 +43,15 @@ def test_rare_pairs_are_left_out(data: bytes, minimum_count: int) -> None:
     assert {pair: len(slots) for pair, slots in collected.items()} == {
         pair: count for pair, count in counts.items() if count >= minimum_count
     }
+
+
+def test_collecting_pairs_takes_at_most_38_bytes_for_each_byte() -> None:
+    data = b"the cat sat on a mat. " * 10_000
+    tracemalloc.start()
+    MergeableSequence(data).byte_pairs()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 38 * len(data)
 
 
 def test_overlapping_occurrences_all_count() -> None:

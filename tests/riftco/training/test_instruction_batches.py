@@ -1,5 +1,6 @@
 """Instruction examples as batches: what is learned of them, rendered as serving renders prompts."""
 
+import logging
 from typing import Any
 
 import pytest
@@ -153,6 +154,22 @@ def test_a_row_of_an_example_longer_than_the_context_still_learns(strategy: str)
         assert batch.mask is not None
         assert bool(batch.mask.any(1).all())
         assert all(text in b"ja\n" for text in learned_texts(batch, tokenizer))
+
+
+@whole_rows
+def test_examples_longer_than_the_context_are_told(strategy: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "riftco")
+    tokenizer = TOKENIZERS["bpe"]
+    needed = sorted(
+        len(ids) - 1 for ids, _ in encode_examples(tokenizer, TALK, PlainChatFormatter(), "response_only")
+    )
+    for context_size in needed[-1], needed[-2]:
+        config = config_of(sampling_strategy=strategy, context_size=context_size)
+        instruction_batches(tokenizer, TALK, PlainChatFormatter(), config)
+    assert caplog.messages == [
+        f"1 of 4 examples are longer than context_size {needed[-2]} (the longest needs {needed[-1]}) and are "
+        "learned in pieces; raise context_size in pretraining and post-training"
+    ]
 
 
 class Mute(PlainChatFormatter):

@@ -1,10 +1,13 @@
 """Ranks that a run launches by itself: what travels there and back, and every way in which they end."""
 
+import errno
 import io
 import json
 import logging
+import math
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -14,9 +17,10 @@ from typing import Any
 import pyarrow.parquet as parquet
 import pytest
 
-from artifacts import ModelBundle, Workspace
+from artifacts import ModelBundle, StoreError, Workspace
 from riftco.data import PlainChatFormatter
 from riftco.errors import BackendUnavailableError, InputError, NonFiniteError, RankError, TrainingStopped
+from riftco.runtime import capture_bundle
 from riftco.tokenizer import Tokenizer
 from riftco.training import TrainingMetric, post_train, rank_process
 from riftco.training.launch import JOB, Report, what_ended
@@ -167,13 +171,14 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Path]]:
 
     def launch(folder: Path, job: Any, processes: int, *, metric_sink: Any, defers_signals: bool) -> None:
         folders.append(folder)
+        assert Path(job["reports"]).parent == Path(tempfile.gettempdir())  # not on the run's disk
         facts = {"threads": 1, "launcher": os.getpid(), "tracked": isinstance(metric_sink, RunTracker)}
         (folder / JOB).write_text(json.dumps({**job, **facts}))
         codes = in_ranks(lambda say: say(main(folder)), processes)
         failures = {rank: code for rank, (code,) in enumerate(codes) if code}
         if failures:
-            raise what_ended(folder, failures, processes, 0, stopped=False)
-        Events(folder / EVENTS, metric_sink).pass_on()
+            raise what_ended(Path(job["reports"]), failures, processes, 0, stopped=False)
+        Events(Path(job["reports"]) / EVENTS, metric_sink).pass_on()
 
     monkeypatch.setattr("riftco.training.jobs.launch", launch)
     with one_thread():
@@ -254,7 +259,7 @@ def test_a_rank_whose_launcher_is_gone_before_it_reads_its_job_ends_at_once(tmp_
     gone = Child(lambda say: None)
     gone.wait()
     job = {"launcher": gone.id, "threads": 1, "tracked": False, "config": {"sample_steps": 0}}
-    (tmp_path / JOB).write_text(json.dumps(job))
+    (tmp_path / JOB).write_text(json.dumps({**job, "reports": str(tmp_path)}))
 
     def orphan(say: Say) -> None:
         rank_process.run_job = lambda *_: time.sleep(5)  # type: ignore[assignment]
@@ -279,14 +284,87 @@ def test_an_error_for_users_comes_out_as_it_is(forked: list[Path]) -> None:
         pretrained(sampling_strategy="random_window", context_size=10_000, processes=2)
 
 
+def full(*_: Any, **__: Any) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_under_the_run_is_told_as_in_one_process(
+    forked: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("artifacts.workspace.write_atomic", full)
+    settings = {"steps": 2, "checkpoint_steps": 1}
+    said = []
+    for processes in (1, 2):
+        with pytest.raises(StoreError, match="is full: free some space") as caught:
+            tuned(Workspace(tmp_path), **settings, processes=processes)
+        said.append((caught.value.code, str(caught.value)))
+    assert said == [("disk-full", f"the folder {tmp_path} is full: free some space and run again")] * 2
+
+
+def test_a_result_that_finds_no_room_is_told_with_the_remedy(
+    forked: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ModelBundle, "save", full)
+    with pytest.raises(StoreError, match=r"^the folder .* is full: free some space and run again$"):
+        tuned(processes=2, steps=1)
+
+
+def test_a_rank_that_cannot_even_report_says_by_its_exit_code_that_the_disk_is_full(
+    forked: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ModelBundle, "save", full)
+    monkeypatch.setattr(rank_process, "write_atomic", full)
+    with pytest.raises(
+        RankError, match=r"^rank 0 of 2 ended, and .* is too full for it to say why: free some"
+    ):
+        tuned(processes=2, steps=1)
+
+
+def test_metrics_that_find_no_room_end_no_run_and_come_once_there_is(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    class Disk(io.BytesIO):
+        name, room = EVENTS, 100
+
+        def write(self, data: Any) -> int:
+            if self.room <= 0:
+                full()
+            written = super().write(data[: self.room])
+            self.room -= written
+            return written
+
+    disk, metrics = Disk(), [TrainingMetric("train", step, 1.0, math.e) for step in (1, 2, 3)]
+    writer = EventWriter(disk)
+    for metric in metrics[:2]:
+        writer.metric(metric, {}, 1.0)
+    assert len(disk.getvalue()) == 100
+    disk.room = 10_000
+    writer.metric(metrics[2], {}, 1.0)
+    assert disk.getvalue() == b"".join(map(encoded, metrics))
+    said = capfd.readouterr().err
+    assert said == f"{EVENTS}: No space left on device; the run goes on, what it tells comes later\n"
+
+
+def test_what_still_waits_for_room_at_the_end_is_told_then(
+    forked: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wait(writer: EventWriter, **event: Any) -> None:
+        writer._waiting += json.dumps(event).encode() + b"\n"
+
+    monkeypatch.setattr(EventWriter, "write", wait)
+    seen: list[TrainingMetric] = []
+    assert list(pretrained(sink=seen.append, processes=2).metrics) == seen
+
+
 def test_an_error_of_ours_comes_out_in_one_line_with_its_traceback_in_the_log(
     forked: list[Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def broken(*_: Any) -> None:
+    def broken(*arguments: Any, **options: Any) -> ModelBundle:
         if os.environ["RANK"] == "1":
             raise ZeroDivisionError("planted")
+        return capture_bundle(*arguments, **options)
 
-    monkeypatch.setattr("riftco.training.post_training._optimizer_state", broken)
+    monkeypatch.setattr("riftco.training.post_training.capture_bundle", broken)
     with pytest.raises(RankError, match=r"^rank 1 of 2: ZeroDivisionError: planted; the log says where$"):
         tuned(processes=2, steps=1)
     assert "in broken" in caplog.text
@@ -308,7 +386,7 @@ def test_a_formatter_of_your_own_is_refused() -> None:
 def reported(folder: Path, *reports: tuple[int, int, str]) -> Path:
     """A folder with the reports (rank, time, kind of error)."""
     for rank, time_ns, error in reports:
-        facts = {"step": 3} if error == "NonFiniteError" else None
+        facts = {"NonFiniteError": {"step": 3}, "StoreError": {"code": "disk-full"}}.get(error)
         report = Report(rank, time_ns, error, f"said by {rank}", "Traceback", facts)
         (folder / f"failure-{rank}.json").write_text(json.dumps(asdict(report)))
     return folder
@@ -327,6 +405,14 @@ def reported(folder: Path, *reports: tuple[int, int, str]) -> Path:
         ({0: -15, 1: -15}, [], False, TrainingStopped, "stopped at step 7"),
         ({0: 1, 1: -15}, [(0, 5, "RuntimeError")], True, TrainingStopped, "stopped at step 7"),
         ({0: 1, 1: 1}, [(1, 5, "RuntimeError")], False, RankError, "rank 1 of 2: RuntimeError: said by 1"),
+        ({0: 1, 1: 1}, [(0, 9, "StoreError"), (1, 5, "RuntimeError")], False, StoreError, "said by 0"),
+        (
+            {0: 28, 1: 1},
+            [(1, 5, "RuntimeError")],
+            True,
+            RankError,
+            "too full for it to say why: free some sp",
+        ),
         ({0: 3}, [], False, RankError, "exit codes {0: 3} and said nothing"),
     ],
 )
@@ -343,6 +429,8 @@ def test_what_ended_a_run_is_told_from_exit_codes_and_reports(
     assert says in str(error)
     if isinstance(error, NonFiniteError):
         assert error.facts == {"step": 3}
+    if isinstance(error, StoreError):
+        assert error.code == "disk-full"
 
 
 def encoded(metric: TrainingMetric) -> bytes:

@@ -333,6 +333,9 @@ def test_a_run_that_goes_on_gives_the_metrics_and_weights_of_one_that_was_never_
         pass
 
     class Boundary:
+        def validating(self, progress: RunProgress) -> None:
+            pass
+
         def reached(self, progress: RunProgress) -> None:
             if progress.step == left_after:
                 kept.append(progress)
@@ -361,6 +364,9 @@ def test_a_sink_that_raises_before_a_validation_does_not_lose_it() -> None:
     subject, data, kept = trainer(), source(), []
 
     class Boundary:
+        def validating(self, progress: RunProgress) -> None:
+            pass
+
         def reached(self, progress: RunProgress) -> None:
             pass
 

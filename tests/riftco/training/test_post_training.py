@@ -1,6 +1,7 @@
 """Fine-tuning in full and through LoRA: the original's runs, lineage, and what is refused."""
 
 import json
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,17 @@ def test_document_rows_take_whole_examples_of_any_length(base: ModelBundle) -> N
     examples = [InstructionExample("a", "b"), *EXAMPLES]
     config = PostTrainingConfig(steps=2, context_size=16, sampling_strategy="document_rows")
     assert post_train(base, examples, config).example_count == 6
+
+
+def test_a_base_that_leaves_no_room_for_the_metadata_is_refused_before_the_first_step(
+    base: ModelBundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = zipfile.ZipFile(FIXTURES / "bpe.rift").getinfo("manifest.json").file_size
+    monkeypatch.setattr("artifacts.bundle_manifest.MAXIMUM_MANIFEST_BYTES", size)
+    seen: list[TrainingMetric] = []
+    with pytest.raises(InputError, match=r"vocabulary_size \d+ .* too large for a bundle"):
+        post_train(base, EXAMPLES, SMALL, metric_sink=seen.append)
+    assert seen == []
 
 
 def test_a_context_the_model_lacks_is_refused(base: ModelBundle) -> None:

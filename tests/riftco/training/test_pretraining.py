@@ -11,7 +11,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from artifacts import ModelBundle
+from artifacts import ModelBundle, TokenizerSpec
 from riftco.config import PretrainingConfig
 from riftco.errors import InputError
 from riftco.tokenizer import Tokenizer
@@ -116,6 +116,16 @@ def test_a_tokenizer_fitted_before_is_used_as_it_is() -> None:
     assert given.bundle.artifact_id == pretrain_splits(TEXT[:900], TEXT[900:], config).bundle.artifact_id
     with pytest.raises(InputError, match="the tokenizer given is byte but tokenizer_method is bpe"):
         pretrain_splits(TEXT[:900], TEXT[900:], config, tokenizer=Tokenizer(TEXT))
+
+
+def test_a_vocabulary_too_large_for_a_bundle_is_refused_before_the_first_step() -> None:
+    rules = tuple((*divmod(number, 256), 256 + number) for number in range(70_000))
+    tokenizer = Tokenizer.from_spec(TokenizerSpec("bpe", merge_rules=rules))
+    config = SMALL.model_copy(update={"tokenizer_method": "bpe", "model_width": 4})
+    seen: list[TrainingMetric] = []
+    with pytest.raises(InputError, match=r"vocabulary_size 70256 .* too large for a bundle: .* 1048576"):
+        pretrain_splits(TEXT[:900], TEXT[900:], config, tokenizer=tokenizer, metric_sink=seen.append)
+    assert seen == []
 
 
 def test_the_validation_tail_is_counted_in_characters() -> None:

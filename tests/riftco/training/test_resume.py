@@ -155,6 +155,29 @@ def test_a_signal_ends_the_run_at_the_next_step_with_its_state_kept(tmp_path: Pa
     assert next(workspace.points(lambda *_: None)).checkpoint.global_step == 4
 
 
+@pytest.mark.parametrize("step", [10, STEPS])
+def test_a_stop_does_not_wait_for_a_validation_which_is_made_up_for(tmp_path: Path, step: int) -> None:
+    whole = pretrained(None)
+    workspace = Workspace(tmp_path / "work", sync=False)
+    seen: list[TrainingMetric] = []
+
+    def send(metric: TrainingMetric) -> None:
+        seen.append(metric)
+        if metric.phase == "train" and metric.step == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        with pytest.raises(TrainingStopped, match=f"stopped at step {step};"):
+            pretrained(workspace, send)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert (seen[-1].phase, seen[-1].step) == ("train", step)
+    again = pretrained(workspace, seen.append)
+    assert tuple(seen) == again.metrics == whole.metrics
+    assert again.bundle.artifact_id == whole.bundle.artifact_id
+
+
 def test_a_damaged_checkpoint_is_named_and_an_earlier_one_wins(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -220,6 +243,35 @@ def test_more_steps_at_a_constant_rate_go_on_from_fewer(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path / "work", sync=False)
     tuned(workspace, steps=6)
     assert tuned(workspace, steps=9).metrics == tuned(None, steps=9).metrics
+
+
+def test_more_steps_do_not_keep_the_last_validation_of_fewer(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path / "work", sync=False)
+
+    def run(steps: int, workspace: Workspace | None) -> Any:
+        config = PRETRAINING.model_copy(update={"schedule": "constant", "steps": steps})
+        return pretrain_text(TEXT, config, workspace=workspace)
+
+    run(6, workspace)
+    extended, whole = run(12, workspace), run(12, None)
+    assert extended.metrics == whole.metrics
+    assert extended.bundle.artifact_id == whole.bundle.artifact_id
+
+
+def test_each_metric_is_encoded_once_however_often_the_state_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded: list[TrainingMetric] = []
+
+    def noted(metrics: list[TrainingMetric]) -> bytes:
+        encoded.extend(metrics)
+        return encode_metrics(metrics)
+
+    monkeypatch.setattr("riftco.training.resume.encode_metrics", noted)
+    workspace = Workspace(tmp_path / "work", sync=False)
+    result = tuned(workspace, checkpoint_steps=1)
+    assert tuple(encoded) == result.metrics
+    assert next(workspace.points(lambda *_: None)).metrics == encode_metrics(result.metrics)
 
 
 def test_a_diagnostic_that_cannot_be_written_does_not_hide_the_error(

@@ -29,5 +29,17 @@ def test_the_cosine_starts_at_the_peak_and_aims_at_zero_one_step_after_the_last(
     assert 0 < values[-1] < 0.001
 
 
+def test_a_trapezoid_meets_its_warm_up_at_the_peak_and_aims_at_zero_one_step_after_the_last() -> None:
+    values = rates(10, schedule="trapezoid", warmup_steps=6, cooldown_fraction=0.4)
+    assert values[5] == 2.0
+    assert values[6:] == pytest.approx([1.6, 1.2, 0.8, 0.4])
+
+
+def test_a_warm_up_that_reaches_into_the_cool_down_falls_from_where_they_meet() -> None:
+    values = rates(10, schedule="trapezoid", warmup_steps=6, cooldown_fraction=0.8)
+    rising, falling = [2 * step / 6 for step in range(1, 4)], [2 * left / 9 for left in range(7, 0, -1)]
+    assert values == pytest.approx(rising + falling)
+
+
 def test_a_warm_up_longer_than_the_run_never_reaches_the_peak() -> None:
     assert rates(2, schedule="cosine", warmup_steps=4) == [0.5, 1.0]

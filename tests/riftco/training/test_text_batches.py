@@ -1,5 +1,7 @@
 """Documents as rows or packed, and the token that ends them, from a text to a trained bundle."""
 
+import logging
+
 import pytest
 
 from riftco import ModelRuntime
@@ -7,6 +9,7 @@ from riftco.config import PretrainingConfig
 from riftco.errors import InputError
 from riftco.serving import TextGenerator
 from riftco.training import fit_tokenizer, pretrain_splits, pretrain_text
+from riftco.training.text_batches import text_batches
 
 ROWS = PretrainingConfig(
     steps=2, context_size=8, batch_size=2, validation_batch_count=1, sampling_strategy="document_rows"
@@ -51,6 +54,27 @@ def test_a_model_with_end_of_text_learns_where_documents_end(strategy: str, meth
         assert runtime.tokenizer.end_of_text_id == runtime.tokenizer.vocab_size - 1
         result = TextGenerator(runtime.model, runtime.tokenizer).generate("\nab cd ef", 20)
     assert result.generated_token_ids == ()
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_what_takes_long_or_cuts_documents_is_said_by_one_rank(
+    rank: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "riftco")
+    for name, value in {"RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}.items():
+        monkeypatch.setenv(name, value)
+    settings = {"tokenizer_method": "bpe", "vocabulary_size": 256, "context_size": 20}
+    config = ROWS.model_copy(update=settings)
+    text_batches(STORIES, "Di went home.", fit_tokenizer(STORIES, config), config)
+    longest = 1 + max(map(len, STORIES.split("\n\n")))
+    long = sum(len(document) + 1 > 20 for document in STORIES.split("\n\n"))
+    said = [
+        f"fitting a tokenizer of 256 ids on {len(STORIES)} characters",
+        f"encoding {len(STORIES) + 13} characters",
+        f"{long} of 9 training documents are longer than context_size 20 (the longest needs {longest}) "
+        "and are learned in pieces; raise context_size",
+    ]
+    assert caplog.messages == (said if rank == "0" else [])
 
 
 def test_end_of_text_asks_for_an_id_and_a_tokenizer_that_has_it() -> None:

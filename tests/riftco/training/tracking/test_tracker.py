@@ -203,6 +203,19 @@ def test_a_resumed_run_keeps_the_samples_before_it(tmp_path: Path) -> None:
     assert not (tmp_path / "samples.jsonl").exists()
 
 
+def test_a_disk_that_lets_no_samples_be_dropped_does_not_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError("full")
+
+    track(tmp_path, *map(trained, range(1, 10)), sampler=str)
+    monkeypatch.setattr("riftco.training.tracking.samples.write_atomic", full)
+    track(tmp_path, trained(7), begin=[trained(6)], sampler=str)
+    assert "samples of an earlier run stay after step 6: full" in caplog.messages
+    assert [row["step"] for row in rows(tmp_path)] == [6, 7]
+
+
 @pytest.mark.parametrize(
     "error", [ValueError("logits must be finite"), RuntimeError("busy"), OSError("full")]
 )
