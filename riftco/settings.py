@@ -52,7 +52,7 @@ class _Loader(yaml.SafeLoader):
 
 def _read_yaml(file: Path) -> Mapping[str, Any]:
     try:
-        values = yaml.load(file.read_text(encoding="utf-8"), _Loader)
+        values = _Loader(file.read_text(encoding="utf-8")).get_single_data()
     except OSError as error:
         raise InputError(f"{file}: {error.strerror}; give the path of a YAML file") from None
     except (yaml.YAMLError, ValueError) as error:

@@ -37,7 +37,7 @@ def test_a_trapezoid_meets_its_warm_up_at_the_peak_and_aims_at_zero_one_step_aft
 
 def test_a_warm_up_that_reaches_into_the_cool_down_falls_from_where_they_meet() -> None:
     values = rates(10, schedule="trapezoid", warmup_steps=6, cooldown_fraction=0.8)
-    rising, falling = [2 * step / 6 for step in range(1, 4)], [2 * left / 9 for left in range(7, 0, -1)]
+    rising, falling = [2 * step / 6 for step in range(1, 5)], [2 * left / 9 for left in range(6, 0, -1)]
     assert values == pytest.approx(rising + falling)
 
 
