@@ -1,7 +1,7 @@
 """Adam's step by the compiled code.
 
-A step leaves behind how large its new values are. As long as they lie where they lay and torch's version
-counters say that nobody has changed them, the next step reads only the gradients before it decides.
+A step leaves bounds of its new values behind. As long as they lie where they lay and torch's version counters
+say that nobody has changed them, the next step reads only the gradients before it decides.
 """
 
 from array import array
@@ -13,7 +13,7 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from kernels.adam.transaction import Settings, run, versions
+from kernels.adam.transaction import Bounds, Settings, run, versions
 from kernels.native import Integer, Pointer, function
 
 _measure = function("riftco_adam_measure", *[Pointer] * 3, Integer, Integer)
@@ -38,11 +38,11 @@ def step(
     arrays = _Arrays(parameters, gradients, first_pages, second_pages, page_counts)
     last = _recall(written, versions(written), arrays.places)
     if last:
-        arrays.know(last.largest)
-    result = run(arrays, settings)
+        arrays.known = last.bounds
+    norm, clip, bounds = run(arrays, settings)
     torch.autograd.graph.increment_version(written)
-    _remember(last.tensors if last else [*map(ref, written)], written, arrays)
-    return result
+    _remember(last.tensors if last else [*map(ref, written)], written, arrays.places, bounds)
+    return norm, clip
 
 
 class _Arrays:
@@ -56,8 +56,8 @@ class _Arrays:
         second_pages: Sequence[Tensor],
         page_counts: Sequence[int],
     ) -> None:
-        self._known = False
-        self.largest = array("I", (0, 0, 0))
+        self.known: Bounds | None = None
+        self._largest = array("I", (0, 0, 0))
         places, sizes = Tensor.data_ptr, Tensor.numel
         self._columns = [
             array("q", column)
@@ -75,19 +75,15 @@ class _Arrays:
         self._tensors = array("q", [len(parameters), *map(_at, self._columns)])
         self._threads = torch.get_num_threads()
 
-    def know(self, largest: Sequence[int]) -> None:
-        """Spare `measure` the search for the largest bit patterns."""
-        self._known, self.largest = True, array("I", largest)
-
-    def measure(self) -> tuple[float, Sequence[int]]:
-        squares = array("d", [0.0])
+    def measure(self) -> tuple[float, Bounds]:
+        squares, known = array("d", [0.0]), self.known is not None
         assert _measure is not None
-        _measure(_at(self._tensors), _at(squares), _at(self.largest), self._known, self._threads)
-        return squares[0], self.largest
+        _measure(_at(self._tensors), _at(squares), _at(self._largest), known, self._threads)
+        return squares[0], self.known or Bounds.of_patterns(self._largest)
 
     def finite(self, settings: tuple[float, ...]) -> bool:
         self._call_update(settings, write=False)
-        return max(pattern & 0x7FFFFFFF for pattern in self.largest) < 0x7F800000
+        return max(pattern & 0x7FFFFFFF for pattern in self._largest) < 0x7F800000
 
     def apply(self, settings: tuple[float, ...]) -> None:
         self._call_update(settings, write=True)
@@ -95,7 +91,7 @@ class _Arrays:
     def _call_update(self, settings: tuple[float, ...], write: bool) -> None:
         numbers = array("d", settings)
         assert _update is not None
-        _update(_at(self._tensors), _at(numbers), _at(self.largest), write, self._threads)
+        _update(_at(self._tensors), _at(numbers), _at(self._largest), write, self._threads)
 
 
 class _Remembered(NamedTuple):
@@ -104,15 +100,15 @@ class _Remembered(NamedTuple):
     tensors: list[ref[Tensor]]
     versions: list[int]
     places: list[array]
-    largest: Sequence[int]
+    bounds: Bounds
 
 
 _remembered: _Remembered | None = None
 
 
-def _remember(tensors: list[ref[Tensor]], written: list[Tensor], arrays: _Arrays) -> None:
+def _remember(tensors: list[ref[Tensor]], written: list[Tensor], places: list[array], bounds: Bounds) -> None:
     global _remembered
-    _remembered = _Remembered(tensors, versions(written), arrays.places, arrays.largest)
+    _remembered = _Remembered(tensors, versions(written), places, bounds) if bounds.finite else None
 
 
 def _recall(written: list[Tensor], found: list[int], places: list[array]) -> _Remembered | None:

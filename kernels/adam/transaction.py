@@ -1,8 +1,8 @@
 """A step in three parts: measure, decide, apply. Nothing is written unless the whole step is allowed.
 
-Whether every new value will be finite follows, in every sane step, from the largest values there are, which
-costs one reading of memory. Only where these bounds do not settle it are the new values themselves computed
-and looked at before they are computed again and stored.
+Whether every new value will be finite follows, in every sane step, from bounds of the values there are, and
+so do bounds of the new ones. Only where they do not settle it are the new values themselves computed and
+looked at before they are computed again and stored.
 """
 
 import math
@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 
 _LARGEST = 3.4e38  # less than float32's largest value
-_SLACK = 1.001  # more than all rounding of the bounds
+_SLACK = 1.000001  # more than all rounding of the bounds
 
 _version = attrgetter("_version")
 
@@ -40,14 +40,40 @@ class Settings(NamedTuple):
         return clip, self.beta1, self.beta2, *corrections, self.learning_rate, self.epsilon
 
 
+class Bounds(NamedTuple):
+    """Of the values' magnitudes; infinite for what is not finite, or negative where it may not be."""
+
+    parameter: float
+    first_moment: float
+    second_moment: float
+
+    @classmethod
+    def of_patterns(cls, largest: Sequence[int]) -> "Bounds":
+        """From the largest float32 bit patterns, without their signs but for second moments."""
+        return cls(*map(_magnitude, largest))
+
+    def after(self, gradient: float, settings: Settings) -> "Bounds":
+        """Those of the new values, for clipped gradients of at most that magnitude.
+
+        New moments are means of the old one and the gradient or its square; an update is at most
+        lr m / (1 - b1^t) / epsilon, as a square root is not negative.
+        """
+        first = max(self.first_moment, gradient) * _SLACK
+        second = max(self.second_moment, gradient * gradient) * _SLACK
+        update = settings.learning_rate * first / (1.0 - settings.beta1_power) / settings.epsilon
+        return Bounds((self.parameter + update) * _SLACK, first, second)
+
+    @property
+    def finite(self) -> bool:
+        """Whether no such value overflows float32."""
+        return max(self) < _LARGEST
+
+
 class Arrays(Protocol):
     """All tensors of a step, on some device."""
 
-    def measure(self) -> tuple[float, Sequence[int]]:
-        """The sum of the squares of all gradients, and the largest bit patterns.
-
-        Those of parameters and first moments without their signs, and of second moments with it.
-        """
+    def measure(self) -> tuple[float, Bounds]:
+        """The sum of the squares of all gradients, and bounds of parameters and moments."""
 
     def finite(self, settings: tuple[float, ...]) -> bool:
         """Whether all new values are finite."""
@@ -67,15 +93,19 @@ def versions(written: Sequence[Tensor]) -> list[int]:
         ) from error
 
 
-def run(arrays: Arrays, settings: Settings) -> tuple[float, float]:
-    """The gradient's norm and the factor applied to it; ValueError, and nothing written, if not allowed."""
-    squares, largest = arrays.measure()
+def run(arrays: Arrays, settings: Settings) -> tuple[float, float, Bounds]:
+    """The gradient's norm, the factor applied to it, and bounds of what is stored, if they settle it.
+
+    ValueError, and nothing written, for a step that is not allowed.
+    """
+    squares, bounds = arrays.measure()
     norm, clip = norm_and_clip(squares, settings)
     numbers = settings.with_clip(clip)
-    if not certainly_finite([*map(_magnitude, largest), norm * clip], settings):
+    after = bounds.after(norm * clip, settings)
+    if not after.finite:
         require_finite(arrays.finite(numbers))
     arrays.apply(numbers)
-    return norm, clip
+    return norm, clip, after
 
 
 def norm_and_clip(squares: float, settings: Settings) -> tuple[float, float]:
@@ -95,21 +125,6 @@ def require_finite(finite: bool) -> None:
         raise NonFiniteUpdateError(
             "an updated value is not finite; nothing was updated. Lower the learning rate"
         )
-
-
-def certainly_finite(bounds: Sequence[float], settings: Settings) -> bool:
-    """True only if no new value can overflow float32.
-
-    bounds: of the magnitudes of parameters, first moments, second moments and clipped gradients.
-
-    New moments are means of the old one and the gradient or its square; an update is at most
-    lr m / (1 - b1^t) / epsilon, as a square root is not negative.
-    """
-    parameter, first_moment, second_moment, gradient = bounds
-    first = max(first_moment, gradient) * _SLACK
-    second = max(second_moment, gradient * gradient) * _SLACK
-    update = settings.learning_rate * first / (1.0 - settings.beta1_power) / settings.epsilon
-    return first < _LARGEST and second < _LARGEST and parameter + update * _SLACK < _LARGEST
 
 
 def _magnitude(pattern: int) -> float:

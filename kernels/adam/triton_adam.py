@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.adam.reference import COLUMNS, ROWS
-from kernels.adam.transaction import Settings, run, versions
+from kernels.adam.transaction import Bounds, Settings, run, versions
 
 _BLOCK = 1024
 _EXACT = {"enable_fp_fusion": False}
@@ -116,9 +116,9 @@ def step(
         return NotImplemented
     versions(written)
     gradients = [g.contiguous() for g in gradients]
-    result = run(Arrays(parameters, gradients, first_pages, second_pages, page_counts), settings)
+    norm, clip, _ = run(Arrays(parameters, gradients, first_pages, second_pages, page_counts), settings)
     torch.autograd.graph.increment_version(written)
-    return result
+    return norm, clip
 
 
 class Arrays:
@@ -145,12 +145,12 @@ class Arrays:
         self._segments = self._table(segments, _BLOCK)
         self._gradients = self._table([(g.data_ptr(), g.numel()) for g in gradients], ROWS * COLUMNS)
 
-    def measure(self) -> tuple[float, Sequence[int]]:
+    def measure(self) -> tuple[float, Bounds]:
         squares, extremes = self.launch_measure()
         total = 0.0
         for value in squares.tolist():
             total += value
-        return total, extremes.amax(0).tolist() if len(extremes) else [0, 0, 0]
+        return total, Bounds.of_patterns(extremes.amax(0).tolist() if len(extremes) else [0, 0, 0])
 
     def finite(self, settings: tuple[float, ...]) -> bool:
         return bool(self.launch_update(settings, write=False).all())

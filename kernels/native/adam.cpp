@@ -161,31 +161,48 @@ INLINE vd load_wide(const float *from) {
     return widen(values);
 }
 
-// x / d, rounded as the division is: the product with 1 / d is off by an ulp at most, and its remainder, exact in a
-// fused multiply-add, corrects it (Markstein 1990). Without that instruction a division is faster.
-INLINE vd quotient(vd x, double d, double reciprocal) {
-#if defined(__FMA__) || defined(__aarch64__)
-    vd estimate = x * reciprocal;
-    return fma(fma(-estimate, vd{} + d, x), vd{} + reciprocal, estimate);
-#else
-    (void)reciprocal;
-    return x / d;
-#endif
-}
+// Division by the same number d > 0 many times, rounded as a division is; without fused multiply-adds it is one.
+struct Divisor {
+    double d, reciprocal, rest;  // 1 / d, and what that lacks, each rounded
+    bool two_terms;
 
-// The largest patterns of the new values of elements, a multiple of DOUBLES; with WRITE they are stored too.
+    // 1 / d in two terms is off by 2^-108 at most, and the product by 2^-107 more (with d and x from 1 to 2): less than
+    // x / d is away from what lies between two doubles, unless d ends in a one and x < d; then half as much has to do
+    // (after Brisebarre, Muller & Raina 2004).
+    explicit Divisor(double divisor) : d(divisor), reciprocal(1 / d), rest(std::fma(-d, reciprocal, 1.0) / d) {
+        int exponent;
+        std::frexp(d, &exponent);
+        two_terms = !(bits<uint64_t>(d) & 1) || std::ldexp(std::fabs(rest), exponent - 1) <= 0x1p-55;
+    }
+
+    MEMBER vd of(vd x) const {
+#if defined(__FMA__) || defined(__aarch64__)
+        if (two_terms) return fma(x, vd{} + reciprocal, x * rest);
+        // The product with 1 / d is off by an ulp at most, and its remainder, which is exact, corrects it (Markstein 1990).
+        vd estimate = x * reciprocal;
+        return fma(fma(-estimate, vd{} + d, x), vd{} + reciprocal, estimate);
+#else
+        return x / d;
+#endif
+    }
+};
+
+// Stores the new values of elements, a multiple of DOUBLES; without WRITE only returns their largest patterns.
 template <bool WRITE>
 Largest update_vectors(const Settings &settings, const Item &item) {
     const auto [clip, beta1, beta2, correction1, correction2, learning_rate, epsilon] = settings;
-    const double reciprocal1 = 1.0 / correction1, reciprocal2 = 1.0 / correction2;
+    const Divisor divisor1(correction1), divisor2(correction2);
     const auto [parameter, gradient, first, second, count] = item;
     pattern of_parameter = {}, of_first = {}, of_second = {};
 
     auto put = [](float *to, vd values, pattern &largest, uint32_t mask) __attribute__((always_inline)) {
         vs rounded = narrow(values);
-        pattern found = bits<pattern>(rounded) & mask;
-        largest = largest > found ? largest : found;
-        if constexpr (WRITE) std::memcpy(to, &rounded, sizeof rounded);
+        if constexpr (WRITE) {
+            std::memcpy(to, &rounded, sizeof rounded);
+        } else {
+            pattern found = bits<pattern>(rounded) & mask;
+            largest = largest > found ? largest : found;
+        }
     };
     struct Terms {
         vd mean, variance;  // lr m / (1 - b1^t), v / (1 - b2^t)
@@ -196,7 +213,7 @@ Largest update_vectors(const Settings &settings, const Item &item) {
         vd v = load_wide(second + i) * beta2 + g * (1.0 - beta2) * g;
         put(first + i, m, of_first, 0x7FFFFFFF);
         put(second + i, v, of_second, 0xFFFFFFFF);
-        return {quotient(m, correction1, reciprocal1) * learning_rate, quotient(v, correction2, reciprocal2)};
+        return {divisor1.of(m) * learning_rate, divisor2.of(v)};
     };
     auto parameters = [&](int64_t i, Terms at) __attribute__((always_inline)) {
         vd change = at.mean / (square_root(at.variance) + epsilon);
@@ -279,7 +296,7 @@ EXPORT int riftco_adam_measure(const Tensors *tensors, double *squares, uint32_t
     return 0;
 }
 
-// The largest bit patterns of the new values, which are stored if `write` says so.
+// Stores the new values if `write` says so; else their largest bit patterns are found.
 EXPORT int riftco_adam_update(const Tensors *tensors, const Settings *settings, Largest *largest, int64_t write,
                               int64_t threads) {
     const std::vector<Item> items = items_of(*tensors);

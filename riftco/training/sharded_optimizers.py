@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from kernels import NonFiniteUpdateError, adam_step
-from kernels.adam.transaction import Settings, certainly_finite, norm_and_clip
+from kernels.adam.transaction import Bounds, Settings, norm_and_clip
 from riftco.config import PostTrainingConfig, PretrainingConfig
 from riftco.model import Adam, AdamStepStats, ModelOptimizer
 from riftco.training.adamw import AdamW
@@ -82,11 +82,11 @@ class ShardAdam(Adam):
         norm, clip = norm_and_clip(whole, settings)
         pages = [page for of_one in (*self._first_pages, *self._second_pages) for page in of_one]
         written = [*self.parameters.values(), *pages]
-        bounds = [
+        bounds = Bounds(
             _largest(self.parameters.values()),
             *map(_largest_page, (self._first_pages, self._second_pages)),
-        ]
-        doubtful = not certainly_finite([*bounds, norm * clip], settings)
+        )
+        doubtful = not bounds.after(norm * clip, settings).finite
         kept = [x.detach().clone() for x in written] if self.ranks.any(doubtful)[0] else None
         # What makes the kernel, which sees one shard, arrive at the clip of the whole gradient.
         limit = clip * math.sqrt(own) or options.maximum_gradient_norm
