@@ -1,9 +1,10 @@
 """Operations as torch operators, `torch.ops.riftco.*`: traced by `torch.compile`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable
 
@@ -41,6 +42,12 @@ def define(
     if flops is not None:
         _FLOP_FORMULAS[handle] = flops
     return handle.default
+
+
+def in_shape(y: Tensor, shape: Sequence[int]) -> Tensor:
+    """A result in another shape, which autograd does not take for a view: those may not change in place."""
+    reshaped: Tensor = torch.ops.aten._unsafe_view(y, shape)
+    return reshaped
 
 
 def flop_counter(**options: Any) -> Any:

@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -171,13 +171,14 @@ def _training(
 
 def _tell_of_unfinished(folder: Path) -> None:
     """Say in the log what else lies in a finished run's folder; it is not ours to delete."""
-    states = {path.parent for path in folder.glob("*/*.riftckpt")}
-    size = sum(path.stat().st_size for state in states for path in state.iterdir())
-    if states:
-        runs = f"{len(states)} unfinished run{'s' * (len(states) > 1)}"
-        unfinished = f"{runs} of other settings or inputs, {readable(size)}"
-        advice = "to go on with one give its command again, else the folder may be deleted"
-        LOGGER.info("%s also keeps %s: %s", folder, unfinished, advice)
+    with suppress(FileNotFoundError):  # one that is at work replaces its files
+        states = {path.parent for path in folder.glob("*/*.riftckpt")}
+        size = sum(path.stat().st_size for state in states for path in state.iterdir())
+        if states:
+            runs = f"{len(states)} unfinished run{'s' * (len(states) > 1)}"
+            unfinished = f"{runs} of other settings or inputs, {readable(size)}"
+            advice = "to go on with one give its command again, else the folder may be deleted"
+            LOGGER.info("%s also keeps %s: %s", folder, unfinished, advice)
 
 
 def _check_output(output: Path, *inputs: Path | None) -> None:

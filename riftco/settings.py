@@ -67,7 +67,7 @@ def _parse_assignment(assignment: str, config: type[BaseModel]) -> Mapping[str, 
     if not (path and equals):
         raise InputError(f"--set {assignment}: write it as field.name=value")
     if not text.strip():
-        raise InputError(f"--set {assignment}: has no value; write {path}=null for nothing")
+        raise InputError(f"--set {assignment}: has no value; write {path}=null for nothing, or quote it")
     names = path.split(".")
     value = _parse_value(text, is_text=_is_text(config, names))
     for name in reversed(names):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from riftco.training.tracking import RunTracker
 
 
-@step(version=3, ignore=[f"config.{name}" for name in OPERATION])
+@step(version=4, ignore=[f"config.{name}" for name in OPERATION])
 def pretrain(
     work: Work, training: Ref, validation: Ref, tokenizer: Ref, config: PretrainingConfig
 ) -> Results:
@@ -57,7 +57,7 @@ def pretrain(
     }
 
 
-@step(version=3, ignore=[f"config.{name}" for name in OPERATION])
+@step(version=4, ignore=[f"config.{name}" for name in OPERATION])
 def post_train(work: Work, base: Ref, training: Ref, config: PostTrainingConfig) -> Results:
     """The base model tuned on the training instructions."""
     from riftco import training as trainers
@@ -70,7 +70,7 @@ def post_train(work: Work, base: Ref, training: Ref, config: PostTrainingConfig)
 
 
 @step(
-    version=3,
+    version=4,
     ignore=[
         "config.ranks",
         "config.training.lora.rank",

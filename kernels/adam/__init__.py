@@ -97,9 +97,10 @@ def _require_shapes(
     if not parameters or len(set(lengths)) > 1:
         raise ValueError(f"parameters, gradients and moments must be equally many, at least 1, got {lengths}")
     sizes, same = [*map(Tensor.numel, parameters)], all(map(Tensor.is_same_size, gradients, parameters))
+    whole = {*map(len, firsts), *map(len, seconds)} == {1}
     moments = ([*map(Tensor.numel, chain.from_iterable(of_all))] for of_all in (firsts, seconds))
-    if same and all(of_all == sizes for of_all in moments):
-        return  # whatever pages these are, there is nothing to look for one by one
+    if same and whole and all(of_all == sizes for of_all in moments):
+        return  # nothing is wrong, and so there is nothing to look for one by one
     for i, gradient in enumerate(gradients):
         if not gradient.is_same_size(parameters[i]):
             raise ValueError(

@@ -9,7 +9,6 @@ from torch import Tensor
 from kernels.decode_step import cpu, reference
 from kernels.decode_step.weights import Kind, PlainWeights, Tensors, device_of
 from kernels.dispatch import Operation
-from kernels.nf4 import PackedNf4
 
 __all__ = ["DecodeStep", "DecodeWeights", "decode_step"]
 
@@ -49,10 +48,9 @@ class DecodeWeights:
         that do not fit.
         """
         packs = _step.order(device_of(tensors))[0] == "native"
-        if not packs:
-            tensors = {n: x if isinstance(x, PackedNf4) else x.detach().clone() for n, x in tensors.items()}
         half = packs and kind == "bfloat16"  # packing rounds, without a copy in between
-        plain = PlainWeights.collect(tensors, head_count, layer_norm_epsilon, "float32" if half else kind)
+        kept = "float32" if half else kind
+        plain = PlainWeights.collect(tensors, head_count, layer_norm_epsilon, kept, copy=not packs)
         return cls(kind, plain, cpu.Panels(plain, half) if packs else None)
 
 

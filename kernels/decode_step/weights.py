@@ -67,9 +67,12 @@ class PlainWeights:
     epsilon: float
 
     @classmethod
-    def collect(cls, tensors: Tensors, head_count: int, epsilon: float, kind: Kind | None) -> "PlainWeights":
+    def collect(
+        cls, tensors: Tensors, head_count: int, epsilon: float, kind: Kind | None, *, copy: bool = False
+    ) -> "PlainWeights":
         """Sort a bundle's tensors by name, rounding matrices to `kind` (None: as they are).
 
+        All but matrices are copied, and with `copy` these too, save what is packed.
         ValueError for names that are missing or unknown and for shapes or devices that do not fit.
         """
         if kind is not None and kind not in get_args(Kind):
@@ -90,7 +93,7 @@ class PlainWeights:
             return _floats(tensors[name], kind)
 
         def linear(name: str) -> Linear:
-            return Linear(_rounded(tensors[f"{name}.weight"], kind), floats(f"{name}.bias"))
+            return Linear(_rounded(tensors[f"{name}.weight"], kind, copy), floats(f"{name}.bias"))
 
         def norm(name: str) -> Norm:
             return Norm(floats(f"{name}.scale"), floats(f"{name}.bias"))
@@ -178,7 +181,7 @@ def _floats(tensor: Matrix, kind: Kind | None) -> Tensor:
     return tensor.detach().to(dtype, copy=True, memory_format=torch.contiguous_format)
 
 
-def _rounded(weight: Matrix, kind: Kind | None) -> Matrix:
+def _rounded(weight: Matrix, kind: Kind | None, copy: bool) -> Matrix:
     if isinstance(weight, PackedNf4):
         if kind in (None, "nf4"):
             return weight
@@ -186,6 +189,5 @@ def _rounded(weight: Matrix, kind: Kind | None) -> Matrix:
     weight = weight.detach()
     if kind == "nf4":
         return quantize_nf4(weight.float().contiguous())
-    if kind is not None:
-        weight = weight.to(torch.bfloat16 if kind == "bfloat16" else torch.float32)
-    return weight.contiguous()
+    dtypes = {None: weight.dtype, "bfloat16": torch.bfloat16, "float32": torch.float32}
+    return weight.to(dtypes[kind], copy=copy, memory_format=torch.contiguous_format)

@@ -14,7 +14,7 @@ from torch.nn import functional
 from kernels.dispatch import Operation
 from kernels.gelu import gelu
 from kernels.linear import cpu, reference
-from kernels.operators import define
+from kernels.operators import define, in_shape
 
 __all__ = ["feed_forward", "half_operand", "linear"]
 
@@ -113,7 +113,7 @@ def _matrix(x: Tensor) -> Tensor:
 def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, half: bool) -> Tensor:
     residual = None if residual is None else _matrix(residual)
     y: Tensor = dense_forward(_matrix(x), weight, bias, residual, half)
-    return y.view(*x.shape[:-1], weight.shape[0])
+    return in_shape(y, (*x.shape[:-1], weight.shape[0]))
 
 
 def _backward(gradient: Tensor, x: Tensor, weight: Tensor, needed: list[bool], half: bool) -> list[Tensor]:
@@ -150,7 +150,7 @@ def _differentiate(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
 def _layers(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     *weights, residual, half = rest
     y, z = layers_forward(_matrix(x), *weights, _matrix(residual), half)
-    return y.view(x.shape), z
+    return in_shape(y, x.shape), z
 
 
 def _layers_backward(gradient: Tensor, x: Tensor, *rest: Any) -> list[Tensor]:

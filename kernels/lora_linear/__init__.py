@@ -14,7 +14,7 @@ from kernels.dispatch import Operation
 from kernels.lora_linear import cpu, path, reference
 from kernels.nf4 import FLOATING, PackedNf4
 from kernels.nf4.packed import SCHEMA, Weight
-from kernels.operators import define
+from kernels.operators import define, in_shape
 
 __all__ = ["lora_linear"]
 
@@ -102,7 +102,7 @@ def _packed(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
 
 
 def _shaped(x: Tensor, y: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-    return y.view(*x.shape[:-1], y.shape[1]), hidden
+    return in_shape(y, (*x.shape[:-1], y.shape[1])), hidden
 
 
 def _dense_backward(

@@ -7,6 +7,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,17 @@ from riftco.config import PostTrainingConfig, PretrainingConfig
 from riftco.data import InstructionExample, InstructionFormatter, PlainChatFormatter, parse_instructions
 from riftco.errors import InputError
 from riftco.tokenizer import Tokenizer
-from riftco.training.launch import launch
+from riftco.training.launch import JOB, launch
 from riftco.training.loop import MetricSink
 from riftco.training.metrics import decode_metrics, encode_metrics
 from riftco.training.post_training import PostTrainingResult, post_train
 from riftco.training.pretraining import PretrainingResult, Texts, pretrain_texts
 from riftco.training.ranks import is_leader
+from riftco.training.stopping import StopRequest, deferred_signals
 
 _TRAINING, _VALIDATION, _BASE, _EXAMPLES = "training.txt", "validation.txt", "base.rift", "examples.jsonl"
 _BUNDLE, _METRICS, _RESULT = "bundle.rift", "metrics.jsonl", "result.json"
-_PREFIX = "job-"
+_PREFIX, _REPORTS = "job-", "riftco-ranks-"
 
 
 def pretrain_in_ranks(
@@ -114,10 +116,12 @@ def _ran(
     if parent is not None:
         parent.mkdir(parents=True, exist_ok=True)
         for left_by_a_killed_process in parent.glob(f"{_PREFIX}*"):
-            shutil.rmtree(left_by_a_killed_process, ignore_errors=True)
+            _remove(left_by_a_killed_process)
+    signals = nullcontext(StopRequest()) if workspace is None else deferred_signals()
     with (
+        signals as stop,
         tempfile.TemporaryDirectory(prefix=_PREFIX, dir=parent) as name,
-        tempfile.TemporaryDirectory(prefix="riftco-ranks-") as reports,
+        tempfile.TemporaryDirectory(prefix=_REPORTS) as reports,
     ):
         folder = Path(name)
         with writing(folder.parent, "folder"):
@@ -125,8 +129,17 @@ def _ran(
                 write_atomic(folder / file, content)
         place = None if parent is None else str(parent.absolute())
         job = {**facts, "config": config.model_dump(mode="json"), "workspace": place, "reports": reports}
-        launch(folder, job, config.processes, metric_sink=metric_sink, defers_signals=workspace is not None)
+        launch(folder, job, config.processes, metric_sink=metric_sink, stop=stop)
         return _results(folder, Path(reports))
+
+
+def _remove(folder: Path) -> None:
+    """A job's folder, and the one that its ranks reported in."""
+    with suppress(OSError, ValueError):
+        reports = Path(json.loads((folder / JOB).read_bytes())["reports"])
+        if reports.parent == Path(tempfile.gettempdir()) and reports.name.startswith(_REPORTS):
+            shutil.rmtree(reports, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _results(folder: Path, reports: Path) -> dict[str, Any]:

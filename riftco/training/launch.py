@@ -24,7 +24,7 @@ import sys
 import threading
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,7 @@ from riftco.errors import (
 from riftco.log import LOGGER
 from riftco.training.loop import MetricSink
 from riftco.training.rank_events import EVENTS, Events
-from riftco.training.stopping import StopRequest, deferred_signals
+from riftco.training.stopping import StopRequest
 from riftco.training.tracking import RunTracker
 
 JOB, STOP = "job.json", "stop"
@@ -70,13 +70,13 @@ def launch(
     processes: int,
     *,
     metric_sink: MetricSink | None,
-    defers_signals: bool,
+    stop: StopRequest,
 ) -> None:
     """Run the job in so many ranks, which report in the folder `job["reports"]`; returns when all are done.
 
     The sink gets the leader's metrics as they come, a `RunTracker` also what the leader measures; what it
-    raises stops the ranks, and comes out when they have stopped. With `defers_signals`, so does SIGINT or
-    SIGTERM, as TrainingStopped. An error that ends a rank ends them all: one that is meant for users comes
+    raises stops the ranks, and comes out when they have stopped. So does a request to stop, as
+    TrainingStopped. An error that ends a rank ends them all: one that is meant for users comes
     out as it is, any other as RankError.
     """
     threads = max(1, torch.get_num_threads() // processes)
@@ -84,9 +84,8 @@ def launch(
     write_atomic(folder / JOB, canonical_json({**job, **facts}))
     reports = Path(job["reports"])
     events = Events(reports / EVENTS, metric_sink)
-    signals = deferred_signals() if defers_signals else nullcontext(StopRequest())
     raised: BaseException | None = None
-    with signals as stop, _ranks(folder, processes) as agent:
+    with _ranks(folder, processes) as agent:
         while agent.is_alive():
             agent.join(_POLL_SECONDS)
             try:

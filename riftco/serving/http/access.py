@@ -94,7 +94,7 @@ class Access:
             raise ValueError(f"key {twice!r} is given twice")
         self.keys = tuple(keys)
         for key in keys:
-            self._use.setdefault(key.name, _Use(0, key.per_minute or 0, self._clock()))
+            self._use.setdefault(key.name, _Use(0, key.per_minute or math.inf, self._clock()))
 
     def _refresh(self) -> None:
         """Read the file again if it has changed."""

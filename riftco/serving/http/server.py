@@ -116,16 +116,14 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Finish what is in progress, for as long as that may take, then close."""
         self._progress.draining = True
-        await self._wait_for_requests(self._drain_seconds, lambda: self.force_exit)
-        self._shelf.cancel_requests()
-        await self._wait_for_requests(_CANCEL_SECONDS)
-        await super().shutdown(sockets)
-
-    async def _wait_for_requests(self, seconds: float, ended: Callable[[], bool] = lambda: False) -> None:
-        """Until none is in progress, at most so long."""
-        end = monotonic() + seconds
-        while self._progress.running and monotonic() < end and not ended():
+        end = monotonic() + self._drain_seconds
+        while self._progress.running and monotonic() < end and not self.force_exit:
             await asyncio.sleep(_POLL_SECONDS)
+        end = monotonic() + _CANCEL_SECONDS
+        while self._progress.running and monotonic() < end:
+            self._shelf.cancel_requests()  # again: some come to their engine only now
+            await asyncio.sleep(_POLL_SECONDS)
+        await super().shutdown(sockets)
 
 
 def _close(shelf: Shelf, seconds: float) -> None:

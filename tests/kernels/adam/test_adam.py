@@ -416,6 +416,14 @@ def test_parameters_of_a_graph_are_updated_and_count_the_change() -> None:
         squares.backward()
 
 
+@pytest.mark.parametrize("name", FAST)
+def test_pages_of_one_moment_that_stand_with_another_are_refused(name: str) -> None:
+    parameters, gradients = ([torch.ones(4) for _ in range(2)] for _ in range(2))
+    moments = [[[torch.zeros(4), torch.zeros(4)], []] for _ in range(2)]
+    with use(name), pytest.raises(ValueError, match="moments 0 have pages"):  # type: ignore[arg-type]
+        adam_step(parameters, gradients, *moments, beta1_power=0.9, beta2_power=0.999)
+
+
 def test_gradients_are_not_changed() -> None:
     state = State()
     before = bits(state.gradients)

@@ -138,6 +138,20 @@ def test_residuals_do_not_share_a_gradient(implementation, shape) -> None:
         assert torch.equal(upstream, torch.ones(shape))
 
 
+@pytest.mark.parametrize("shape", [(40, 6), (4, 10, 6)])
+def test_results_may_change_in_place(implementation, shape) -> None:
+    x, (weight,) = random(*shape, seed=1), leaves(random(6, 6, seed=2))
+    network_of = [random(9, 6), random(9), random(6, 9), random(6)]
+    a, b = random(2, 6), random(6, 2)
+    for y in (
+        linear(x, weight),
+        feed_forward(linear(x, weight), *network_of, x),
+        lora_linear(linear(x, weight), random(6, 6), None, a, b, 1.0),
+    ):
+        (found,) = torch.autograd.grad(y.add_(1).sum(), weight)
+        assert found.abs().sum() > 0
+
+
 def test_few_rows_are_the_same_under_autocast(implementation) -> None:
     x, weight, bias, _ = layer(4, 7, 11)
     with torch.autocast("cpu", torch.bfloat16):

@@ -139,10 +139,14 @@ def test_a_run_killed_and_stopped_goes_on_and_ends_as_in_one_process(
 @pytest.mark.skipif(not Path("/proc").exists(), reason="finds the ranks in /proc")
 def test_ranks_end_with_the_process_that_launched_them(tmp_path: Path) -> None:
     def job(say: Say) -> None:
-        tuned(Workspace(tmp_path / "work", sync=False), lambda metric: say(rank_ids()), processes=2)
+        def sink(metric: TrainingMetric) -> None:
+            say(rank_ids())
+            (tmp_path / "said").touch()
+
+        tuned(Workspace(tmp_path / "work", sync=False), sink, processes=2)
 
     child = Child(job)
-    while not (tmp_path / "work" / "000000000005.riftckpt").exists():
+    while not ((tmp_path / "said").exists() and (tmp_path / "work" / "000000000005.riftckpt").exists()):
         time.sleep(0.1)
     child.kill()
     ids = child.wait()[0].values()
@@ -169,7 +173,7 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Path]]:
     """Run the ranks of jobs as forked processes, which need not import everything again; their folders."""
     folders: list[Path] = []
 
-    def launch(folder: Path, job: Any, processes: int, *, metric_sink: Any, defers_signals: bool) -> None:
+    def launch(folder: Path, job: Any, processes: int, *, metric_sink: Any, stop: Any) -> None:
         folders.append(folder)
         assert Path(job["reports"]).parent == Path(tempfile.gettempdir())  # not on the run's disk
         facts = {"threads": 1, "launcher": os.getpid(), "tracked": isinstance(metric_sink, RunTracker)}

@@ -215,8 +215,10 @@ def test_a_key_file_is_read_again_when_it_has_changed(
         return found
 
     assert let_in() == [True, False]
-    file.write_text(f"{alices_line}\n{bobs_line} concurrent=1\n")
+    file.write_text(f"{alices_line} per_minute=1\n{bobs_line} concurrent=1\n")
     assert let_in() == [True, True]
+    with access.admitted(access.keys[0]):  # the first of a minute
+        pass
     with access.admitted(access.keys[1]), pytest.raises(RefusedError), access.admitted(access.keys[1]):
         pass
     file.write_text(f"{bobs_line}\n")

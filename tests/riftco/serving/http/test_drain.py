@@ -8,13 +8,14 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from time import sleep
 from typing import Any
 
 import pytest
 
 from riftco.config import ServingConfig
-from riftco.serving import serve
-from riftco.serving.engine import ModelRunner
+from riftco.serving import ModelService, background_server, serve
+from riftco.serving.engine import GenerationRequest, ModelRunner
 from riftco.serving.http.limits import TimeLimits
 from tests.riftco.serving.http.support import any_text_bundle, get
 from tests.riftco.serving.http.wire import connect, exchange, post, read_answer, read_stream, wait_until
@@ -114,6 +115,46 @@ def test_whoever_is_not_finished_in_time_is_told(gate: Gate) -> None:
     assert "the server ended the request" in str(last)
     assert (refused.status, refused.headers["retry-after"]) == (503, "5")
     assert refused.json["detail"] == "the server ended the request"
+
+
+def test_whoever_comes_to_its_engine_late_is_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = ModelRunner.run
+
+    def slow(self: ModelRunner, plan: Any) -> Any:
+        sleep(0.1)
+        return run(self, plan)
+
+    monkeypatch.setattr(ModelRunner, "run", slow)
+
+    def client(url: str) -> Any:
+        with connect(url) as connection, connection.makefile("rb") as stream:
+            request = post(ASK | {"stream": False, "max_new_tokens": 40})
+            connection.sendall(request[:-5])
+            sleep(0.2)
+            terminate()
+            sleep(0.8)
+            connection.sendall(request[-5:])
+            return read_answer(stream)
+
+    refused = serve_while(client, TimeLimits(drain=0.5))
+    assert (refused.status, refused.json["detail"]) == (503, "the server ended the request")
+
+
+def test_the_callers_own_requests_go_on_after_its_server() -> None:
+    ended = threading.Event()
+    with ModelService(any_text_bundle(64), CONFIG) as service:
+        with background_server(service):
+            own = GenerationRequest((1,), 40)
+            reasons: list[Any] = []
+
+            def sink(event: Any) -> None:
+                if event.finish is not None:
+                    reasons.append(event.finish)
+                    ended.set()
+
+            service.engine.submit(own, sink)
+        assert ended.wait(30)
+    assert reasons == ["length"]
 
 
 def test_what_hangs_is_cut_off(gate: Gate) -> None:
