@@ -146,7 +146,7 @@ def test_ranks_end_with_the_process_that_launched_them(tmp_path: Path) -> None:
         tuned(Workspace(tmp_path / "work", sync=False), sink, processes=2)
 
     child = Child(job)
-    while not ((tmp_path / "said").exists() and (tmp_path / "work" / "000000000005.riftckpt").exists()):
+    while not (tmp_path / "said").exists():
         time.sleep(0.1)
     child.kill()
     ids = child.wait()[0].values()
