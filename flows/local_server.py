@@ -14,21 +14,19 @@ taken by somebody else and the first request is answered the moment the server i
 import http.client
 import importlib.metadata
 import os
-import signal
 import socket
 import sqlite3
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
 from riftco.errors import InputError
 from riftco.exclusive import exclusive
 from riftco.log import LOGGER, log_to_terminal
+from riftco.sigterm import sigterm_exits
 
 SERVER_PROCESS = Path(__file__).with_name("server_process.py")
 _START_SECONDS = 180
@@ -63,7 +61,7 @@ def local_prefect() -> Iterator[str]:
     if "prefect" in sys.modules:
         raise RuntimeError("enter local_prefect() before prefect, or a module with a flow, is imported")
     with ExitStack() as stack:
-        stack.enter_context(_sigterm_exits())
+        stack.enter_context(sigterm_exits())
         for name, value in (_PRIVATE | _LOGGING).items():
             os.environ.setdefault(name, value)
         log_to_terminal()
@@ -126,21 +124,6 @@ def send_what_is_queued() -> None:
     for handler in LOGGER.handlers:
         handler.flush()
     EventsWorker.drain_all(timeout=_STOP_SECONDS)
-
-
-@contextmanager
-def _sigterm_exits() -> Iterator[None]:
-    def leave(number: int, frame: object) -> NoReturn:
-        raise SystemExit(128 + number)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @dataclass

@@ -1,15 +1,13 @@
 """A server of our own for the length of a benchmark, in a process of its own."""
 
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from threading import current_thread, main_thread
-from typing import NoReturn
 
 from riftco.errors import InputError
+from riftco.sigterm import sigterm_exits
 
 _COMMAND = [sys.executable, "-c", "from riftco.cli import app; app()"]
 _SECONDS_TO_STOP = 30
@@ -25,7 +23,7 @@ def own_server(model: str, assignments: Sequence[str] = ()) -> Iterator[str]:
     settings = [part for assignment in assignments for part in ("--set", assignment)]
     command = [*_COMMAND, "serve", model, "--port", "0", *settings]
     with (
-        _sigterm_unwinds(),
+        sigterm_exits(),
         subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as process,
     ):
         assert process.stdout is not None
@@ -36,23 +34,6 @@ def own_server(model: str, assignments: Sequence[str] = ()) -> Iterator[str]:
             yield found.group()
         finally:
             _stop(process)
-
-
-@contextmanager
-def _sigterm_unwinds() -> Iterator[None]:
-    """SIGTERM ends this process as an exception does, so that it leaves no server behind."""
-    if current_thread() is not main_thread():
-        yield
-        return
-    previous = signal.signal(signal.SIGTERM, _exit)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
-
-
-def _exit(number: int, _: object) -> NoReturn:
-    raise SystemExit(128 + number)
 
 
 def _stop(process: "subprocess.Popen[str]") -> None:
