@@ -136,7 +136,7 @@ def _ran(
 def _remove(folder: Path) -> None:
     """A job's folder, and the one that its ranks reported in."""
     with suppress(OSError, ValueError):
-        reports = Path(json.loads((folder / JOB).read_bytes())["reports"])
+        reports = Path(json.loads((folder / JOB).read_bytes()).get("reports", ""))
         if reports.parent == Path(tempfile.gettempdir()) and reports.name.startswith(_REPORTS):
             shutil.rmtree(reports, ignore_errors=True)
     shutil.rmtree(folder, ignore_errors=True)

@@ -189,6 +189,21 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Path]]:
         yield folders
 
 
+@pytest.mark.usefixtures("forked")
+def test_what_a_killed_launcher_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    workspace, foreign = Workspace(tmp_path / "work", sync=False), tmp_path / "riftco-ranks-foreign"
+    foreign.mkdir()
+    reports = Path(tempfile.mkdtemp(prefix="riftco-ranks-"))
+    left = [workspace.folder / f"job-{number}" for number in range(3)]
+    for folder, job in zip(left, ({"reports": str(reports)}, {"reports": str(foreign)}, {}), strict=True):
+        folder.mkdir(parents=True)
+        (folder / JOB).write_text(json.dumps(job))
+    tuned(workspace, processes=2, steps=1)
+    assert not reports.exists()
+    assert foreign.exists()
+    assert not any(folder.exists() for folder in left)
+
+
 @pytest.mark.parametrize("fitted", [False, True], ids=["text alone", "with a tokenizer"])
 def test_pretraining_in_ranks_gives_what_it_gives_here(forked: list[Path], fitted: bool) -> None:
     seen: list[TrainingMetric] = []
