@@ -1,26 +1,27 @@
-"""Every stage's settings: the one source for the command line, YAML files, flows, step keys and metadata.
+"""Settings of pretraining and post-training.
 
-Models are frozen and strict: an unknown field, a bool for an integer or a text for a number is an error.
 The fields of the original's contract come first and keep its defaults; ours follow under `extension`
 comments. `contract_dump` leaves an extension out of the metadata while it has its default, so a run that
 uses none of them writes exactly the metadata the original would.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-PositiveInt = Annotated[int, Field(strict=True, gt=0)]
-NonNegativeInt = Annotated[int, Field(strict=True, ge=0)]
-Seed32 = Annotated[int, Field(strict=True, ge=0, le=2**32 - 1)]
-Seed = Annotated[int, Field(strict=True, ge=0)]
-PositiveFloat = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
-NonNegativeFloat = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
-OpenFraction = Annotated[float, Field(strict=True, gt=0, lt=1, allow_inf_nan=False)]
-Fraction = Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
+from riftco.config.fields import (
+    BackendChoice,
+    Config,
+    NonNegativeFloat,
+    NonNegativeInt,
+    OpenFraction,
+    PositiveFloat,
+    PositiveInt,
+    Seed,
+    Seed32,
+)
 
-BackendChoice = Literal["auto", "cpu", "metal", "cuda", "tpu"]
 AttentionKind = Literal["materialized", "flash"]
 ActivationCheckpointing = Literal["disabled", "block"]
 LossScope = Literal["full_sequence", "response_only"]
@@ -35,28 +36,6 @@ LoraTarget = Literal[
     "language_model_head",
 ]
 LORA_TARGETS: tuple[LoraTarget, ...] = LoraTarget.__args__  # type: ignore[attr-defined]
-
-
-class Config(BaseModel):
-    """Base of all settings: immutable, and a misspelt field is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _complete_nested(cls, values: Any) -> Any:
-        """What a nested mapping leaves out comes from the field's default, not from the nested class's."""
-        if not isinstance(values, Mapping):
-            return values
-        defaults = {name: field.default for name, field in cls.model_fields.items()}
-        return {name: _completed(value, defaults.get(name)) for name, value in values.items()}
-
-
-def _completed(value: Any, default: Any) -> Any:
-    if not (isinstance(value, Mapping) and isinstance(default, Config)):
-        return value
-    own = dict(default)
-    return own | {name: _completed(part, own.get(name)) for name, part in value.items()}
 
 
 class LoraConfig(Config):
@@ -239,217 +218,6 @@ class PostTrainingConfig(OptimizationConfig):
                 f"{self.sampling_strategy} cuts responses from their prompts; with loss_scope response_only "
                 "use sampling_strategy document_rows or packed"
             )
-
-
-class ServingConfig(Config):
-    """How a bundle is served."""
-
-    backend: BackendChoice = "auto"
-    maximum_new_tokens: PositiveInt = 256
-    maximum_request_bytes: PositiveInt = 1_048_576
-    kv_cache: Literal["paged", "contiguous"] = "paged"
-    kv_cache_block_size: PositiveInt = 16
-
-    # extension
-    mode: Literal["deterministic", "fast"] = "deterministic"
-    """`deterministic`: the same bits of every answer under any load. `fast` drops what that may cost, which
-    with the native kernels is nothing."""
-    weights: Literal["float32", "bfloat16", "nf4"] = "float32"
-    """What linear weights are stored as while served: rounded to bfloat16, or quantized to 4 bits. Keys and
-    values are bfloat16 beside either."""
-    maximum_running: PositiveInt = 32
-    """Sequences computed together."""
-    maximum_waiting: NonNegativeInt = 256
-    """Sequences queued beyond those; more are refused with 429."""
-    step_tokens: PositiveInt = 256
-    """Tokens computed in one step: prompts longer than this are computed in chunks."""
-    kv_cache_block_count: NonNegativeInt = 0
-    """Pages of keys and values; 0 for `maximum_running` full contexts. With fewer, sequences take turns."""
-    prefix_cache: bool = True
-    """Reuse the pages of beginnings that prompts have in common."""
-    threads: Annotated[int, Field(strict=True, ge=1, le=1024)] | None = None
-    """Threads of a step in the native kernels; all cores by default."""
-    request_seconds: PositiveFloat | None = None
-    """Deadline of every request."""
-    stall_seconds: Annotated[float, Field(strict=True, ge=1, allow_inf_nan=False)] = 3.0
-    """After how long without a step the service calls itself stalled; idle, it turns twice a second."""
-
-    @model_validator(mode="after")
-    def _steps_advance_everybody(self) -> "ServingConfig":
-        if self.step_tokens < self.maximum_running:
-            raise ValueError(
-                f"step_tokens {self.step_tokens} cannot advance maximum_running {self.maximum_running} "
-                "sequences; raise the one or lower the other"
-            )
-        return self
-
-
-class CorpusConfig(Config):
-    """Raw text: the built-in micro-world, or files of your own."""
-
-    path: str | None = None
-    """A text file or a folder of `.txt` files; none generates micro-world stories."""
-    stories: PositiveInt = 20_000
-    """Micro-world stories to generate."""
-    events: Annotated[tuple[Annotated[int, Field(strict=True, ge=1, le=8)], ...], Field(min_length=1)] = (
-        1,
-        2,
-    )
-    """How many events a micro-world story has, each number equally often."""
-    random_seed: Seed = 7
-    validation_fraction: OpenFraction = 0.02
-
-
-class InstructionsConfig(Config):
-    """Instruction data: micro-world questions, or a JSONL file of your own."""
-
-    path: str | None = None
-    """A JSONL file with `prompt` and `response` on each line; none generates micro-world questions."""
-    examples: PositiveInt = 12_000
-    """Micro-world questions to generate."""
-    random_seed: Seed = 11
-    split_seed: str = "7"
-    """Label of the stable hash that assigns each record to a split."""
-    train_fraction: Fraction = 0.94
-    validation_fraction: Fraction = 0.03
-    test_fraction: Fraction = 0.03
-
-    @model_validator(mode="after")
-    def _fractions_are_a_whole(self) -> Self:
-        total = self.train_fraction + self.validation_fraction + self.test_fraction
-        if abs(total - 1) > 1e-12:
-            raise ValueError(
-                f"train_fraction {self.train_fraction}, validation_fraction {self.validation_fraction} and "
-                f"test_fraction {self.test_fraction} add up to {total:.6g}; make it 1"
-            )
-        return self
-
-
-_DEMO_PRETRAINING = PretrainingConfig(
-    backend="cpu",  # `auto` would be keyed as that word, whatever machine made the result
-    steps=1200,
-    context_size=144,
-    batch_size=32,
-    evaluation_interval=120,
-    vocabulary_size=608,
-    end_of_text=True,  # so that an answer ends where it ends
-    model_width=128,
-    head_count=8,
-    block_count=4,
-    feed_forward_width=256,
-    learning_rate=8e-3,
-    attention="flash",
-    optimizer="muon",
-    matrix_learning_rate=0.03,
-    schedule="trapezoid",
-    warmup_steps=40,
-    cooldown_fraction=0.7,
-    sampling_strategy="document_rows",
-)
-_DEMO_POST_TRAINING = PostTrainingConfig(
-    backend="cpu",
-    steps=600,
-    context_size=144,
-    batch_size=32,
-    learning_rate=4e-3,
-    attention="flash",
-    optimizer="muon",
-    matrix_learning_rate=0.03,
-    schedule="trapezoid",
-    warmup_steps=10,
-    cooldown_fraction=0.8,
-    sampling_strategy="document_rows",
-    loss_scope="response_only",
-)
-_DEMO_RANK_TRAINING = _DEMO_POST_TRAINING.model_copy(
-    update={
-        "fine_tuning_method": "lora",
-        "lora": LoraConfig(targets=LORA_TARGETS),
-        "optimizer": "adamw",
-        "steps": 50,
-        "learning_rate": 5e-3,
-        "schedule": "cosine",
-    }
-)
-
-
-class RankSweepConfig(Config):
-    """LoRA ranks to try from the same base; the lowest validation loss wins, then the lower rank."""
-
-    ranks: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (2, 8)
-    alpha_over_rank: PositiveFloat = 2.0
-    training: PostTrainingConfig = _DEMO_RANK_TRAINING
-
-    @model_validator(mode="after")
-    def _is_a_sweep_of_adapters(self) -> "RankSweepConfig":
-        if len(set(self.ranks)) != len(self.ranks):
-            raise ValueError(f"ranks must be distinct, got {self.ranks}")
-        if self.training.fine_tuning_method != "lora":
-            raise ValueError("training.fine_tuning_method must be lora: ranks are those of LoRA adapters")
-        return self
-
-
-class EvaluationConfig(Config):
-    """What is sampled from the models for the report."""
-
-    stories: PositiveInt = 60
-    questions: PositiveInt = 150
-    random_seed: Seed = 3
-
-
-RunName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
-
-
-class PretrainFlowConfig(Config):
-    """Raw text to a new model. The defaults learn the micro-world."""
-
-    name: RunName = "pretrain"
-    """Name of the run: results are found under runs/<name>."""
-    corpus: CorpusConfig = CorpusConfig()
-    pretraining: PretrainingConfig = _DEMO_PRETRAINING
-    evaluation: EvaluationConfig = EvaluationConfig()
-
-
-class FinetuneFlowConfig(Config):
-    """A model of the store or a file, tuned on instructions, scored on held-out ones, and served."""
-
-    name: RunName = "finetune"
-    """Name of the run: results are found under runs/<name>."""
-    base: str = "demo/pretrain"
-    """The model to tune: a .rift file, a name such as demo/pretrain, or an artifact id."""
-    instructions: InstructionsConfig = InstructionsConfig()
-    post_training: PostTrainingConfig = _DEMO_POST_TRAINING
-    evaluation: EvaluationConfig = EvaluationConfig()
-    serving: ServingConfig = ServingConfig()
-
-
-class PipelineConfig(Config):
-    """The whole pipeline. The defaults are the demo: a micro-world learned in minutes on two cores."""
-
-    name: RunName = "demo"
-    """Name of the run: results are found under runs/<name>."""
-    corpus: CorpusConfig = CorpusConfig()
-    instructions: InstructionsConfig = InstructionsConfig()
-    pretraining: PretrainingConfig = _DEMO_PRETRAINING
-    post_training: PostTrainingConfig = _DEMO_POST_TRAINING
-    rank_sweep: RankSweepConfig = RankSweepConfig()
-    evaluation: EvaluationConfig = EvaluationConfig()
-    serving: ServingConfig = ServingConfig()
-
-    @model_validator(mode="after")
-    def _stages_fit_the_model(self) -> "PipelineConfig":
-        model = self.pretraining
-        tunings = {"post_training": self.post_training, "rank_sweep.training": self.rank_sweep.training}
-        for name, tuning in tunings.items():
-            if tuning.context_size > model.context_size:
-                raise ValueError(
-                    f"{name}.context_size {tuning.context_size} exceeds pretraining.context_size "
-                    f"{model.context_size}; lower the one or raise the other"
-                )
-        least = min(model.model_width, model.feed_forward_width)
-        if max(self.rank_sweep.ranks) > least:
-            raise ValueError(f"rank_sweep.ranks {self.rank_sweep.ranks} exceed {least}, a side of the model")
-        return self
 
 
 OPERATION = ("checkpoint_steps", "checkpoint_minutes", "track", "sample_steps", "sample_prompt")

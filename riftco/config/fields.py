@@ -1,0 +1,39 @@
+"""What all settings are made of: the kinds of their fields, and their base class."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+PositiveInt = Annotated[int, Field(strict=True, gt=0)]
+NonNegativeInt = Annotated[int, Field(strict=True, ge=0)]
+Seed32 = Annotated[int, Field(strict=True, ge=0, le=2**32 - 1)]
+Seed = Annotated[int, Field(strict=True, ge=0)]
+PositiveFloat = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
+NonNegativeFloat = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
+OpenFraction = Annotated[float, Field(strict=True, gt=0, lt=1, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
+
+BackendChoice = Literal["auto", "cpu", "metal", "cuda", "tpu"]
+
+
+class Config(BaseModel):
+    """Base of all settings: immutable, and a misspelt field is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _complete_nested(cls, values: Any) -> Any:
+        """What a nested mapping leaves out comes from the field's default, not from the nested class's."""
+        if not isinstance(values, Mapping):
+            return values
+        defaults = {name: field.default for name, field in cls.model_fields.items()}
+        return {name: _completed(value, defaults.get(name)) for name, value in values.items()}
+
+
+def _completed(value: Any, default: Any) -> Any:
+    if not (isinstance(value, Mapping) and isinstance(default, Config)):
+        return value
+    own = dict(default)
+    return own | {name: _completed(part, own.get(name)) for name, part in value.items()}
