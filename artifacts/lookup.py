@@ -35,6 +35,17 @@ def places(names: Collection[str], text: str) -> list[str]:
     return []
 
 
+def _places(store: "Store", text: str) -> list[str]:
+    """As `places` among the names of a store, but for a tag that was removed and means nothing."""
+    names = set(store.spoken_names())
+    found = places(names, text)
+    if found and found[0].startswith("tags/"):
+        tag = store.tag(found[0].removeprefix("tags/"))
+        if not (tag and tag.ref):
+            return places(names - {found[0]}, text)
+    return found
+
+
 def is_prefix(text: str) -> bool:
     """Whether the text is long enough a beginning of an id, and may have upper-case digits."""
     return len(text) >= _SHORTEST_PREFIX and set(text) <= set(string.hexdigits)
@@ -42,7 +53,7 @@ def is_prefix(text: str) -> bool:
 
 def resolve(store: "Store", text: str) -> Ref:
     """The reference that `text` means; see `Store.resolve`."""
-    found = places(store.spoken_names(), text)
+    found = _places(store, text)
     if found and not _is_run(found, text):
         refs = _objects(store, found[0])
         if refs:
@@ -54,7 +65,7 @@ def resolve(store: "Store", text: str) -> Ref:
 
 def run_called(store: "Store", text: str) -> str | None:
     """The run that `text` means, if it means a run."""
-    found = places(store.spoken_names(), text)
+    found = _places(store, text)
     return found[0].split("/")[1] if _is_run(found, text) else None
 
 
@@ -67,7 +78,7 @@ def objects(store: "Store", text: str) -> list[Ref]:
 
     Raises StoreError as `Store.resolve` does, "damaged-reference" for a stage or tag that cannot be read.
     """
-    found = [ref for place in places(store.spoken_names(), text) for ref in _objects(store, place)]
+    found = [ref for place in _places(store, text) for ref in _objects(store, place)]
     return found or [resolve(store, text)]
 
 

@@ -70,7 +70,10 @@ def _owners(objects: Mapping[str, dict[str, int | None]]) -> dict[str, set[str]]
 def _called(
     references: Mapping[str, bytes], owners: Mapping[str, set[str]], text: str, where: str
 ) -> set[str]:
-    found = {"/".join(place.split("/")[:3]) for place in places(references, text)}  # a result's stage
+    spoken = places(references, text)
+    if spoken and spoken[0].startswith("tags/") and not reference_objects(spoken[0], references[spoken[0]]):
+        spoken += places(references.keys() - spoken, text)  # a removed tag goes along with what it hides
+    found = {"/".join(place.split("/")[:3]) for place in spoken}  # a result's stage
     if not found and is_prefix(text):
         digits = text.lower()
         ids = {name for names in owners.values() for name in names if name.startswith(f"artifacts/{digits}")}

@@ -36,8 +36,12 @@ def _message(error: Any) -> str:
     return what if isinstance(value, dict) else f"{what}, got {value!r}"
 
 
+class _DuplicateKeyError(Exception):
+    """A YAML mapping has a key twice: the last would silently replace the first."""
+
+
 class _Loader(yaml.SafeLoader):
-    """YAML in which a key that a mapping has twice is an error: the last would silently replace the first."""
+    """YAML without duplicate keys."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -45,7 +49,9 @@ class _Loader(yaml.SafeLoader):
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             line = key.start_mark.line + 1
             if key.value in lines:
-                raise ValueError(f"line {line}: {key.value} is on line {lines[key.value]} already; join them")
+                raise _DuplicateKeyError(
+                    f"line {line}: {key.value} is on line {lines[key.value]} already; join them"
+                )
             lines[key.value] = line
         return node
 
@@ -55,7 +61,7 @@ def _read_yaml(file: Path) -> Mapping[str, Any]:
         values = _Loader(file.read_text(encoding="utf-8")).get_single_data()
     except OSError as error:
         raise InputError(f"{file}: {error.strerror}; give the path of a YAML file") from None
-    except (yaml.YAMLError, ValueError) as error:
+    except (yaml.YAMLError, ValueError, _DuplicateKeyError) as error:
         raise InputError(f"{file}: not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, Mapping):
         raise InputError(f"{file}: settings are a mapping such as 'pretraining: {{steps: 200}}'")
@@ -69,7 +75,10 @@ def _parse_assignment(assignment: str, config: type[BaseModel]) -> Mapping[str, 
     if not text.strip():
         raise InputError(f"--set {assignment}: has no value; write {path}=null for nothing, or quote it")
     names = path.split(".")
-    value = _parse_value(text, is_text=_is_text(config, names))
+    try:
+        value = _parse_value(text, is_text=_is_text(config, names))
+    except _DuplicateKeyError as error:
+        raise InputError(f"--set {assignment}: {error}") from None
     for name in reversed(names):
         value = {name: value}
     return value
@@ -88,7 +97,7 @@ def _parse_value(text: str, *, is_text: bool) -> Any:
     if is_text and text[0] not in "'\"" and text not in ("null", "~"):
         return text
     try:
-        value = yaml.safe_load(text)
+        value = _Loader(text).get_single_data()
     except (yaml.YAMLError, ValueError):  # ValueError: what looks like a date and is none
         value = text
     return _number(value) if isinstance(value, str) and value and not is_text else value

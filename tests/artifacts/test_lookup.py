@@ -161,6 +161,16 @@ def test_a_tag_goes_before_a_run_of_the_same_name_everywhere(demo):
     }
 
 
+def test_a_removed_tag_hides_no_run(demo):
+    first = demo.set_tag("demo", demo.resolve("demo/corpus"), after=None)
+    demo.set_tag("demo", None, after=first)
+    assert demo.run_called("demo") == "demo"
+    assert len(demo.objects_of("demo")) == 4
+    assert "is a run; name one of its stages" in unknown(demo, "demo")
+    assert "nothing in the store" in unknown(demo, "tags/demo")
+    assert {"tags/demo", "runs/demo/corpus", "runs/demo/pretrain"} <= set(demo.select(["demo"]))
+
+
 def test_a_run_is_not_an_object_even_if_its_only_stage_is_called_like_it(store):
     finish(store, "demo", "demo", text=store.put_bytes("text", b"x"))
     unknown(store, "demo")

@@ -117,6 +117,11 @@ def test_a_setting_given_twice_in_a_file_is_refused(tmp_path: Path, content: str
         load_config(DEFAULTS, file)
 
 
+def test_a_setting_given_twice_in_an_assignment_is_refused() -> None:
+    with pytest.raises(InputError, match="--set corpus=.*stories is on line 1 already"):
+        load_config(DEFAULTS, None, ["corpus={stories: 5, stories: 6}"])
+
+
 def test_metadata_lists_an_extension_only_when_it_is_used() -> None:
     assert "optimizer" not in contract_dump(PretrainingConfig())
     assert "sampling_strategy" not in contract_dump(PretrainingConfig())
