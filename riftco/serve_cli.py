@@ -13,7 +13,7 @@ from riftco.errors import InputError
 from riftco.settings import load_config
 
 _GIBIBYTE = 1 << 30
-Weights = Literal["float32", "bfloat16", "nf4"]
+Weights = Literal["float32", "bfloat16", "int8", "nf4"]
 
 
 def generate(
@@ -73,7 +73,8 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free port.")] = 8000,
     weights: Annotated[
-        Weights | None, typer.Option(help="What linear weights are held as: nf4 takes a seventh.")
+        Weights | None,
+        typer.Option(help="What linear weights are held as: int8 takes a quarter, nf4 a 7th."),
     ] = None,
     keys: Annotated[
         Path | None, typer.Option(help="File of API keys, made by `riftco key`.", metavar="FILE")

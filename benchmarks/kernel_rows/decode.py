@@ -125,7 +125,7 @@ def ours(weights: DecodeWeights, rows: int) -> Callable[[], Tensor]:
 def decode_rows(quick: bool) -> Iterator[Row]:
     """One row for each kind of weights and number of rows."""
     tensors, rounds = model_tensors(), 30 if quick else 200
-    kinds = ("float32", "bfloat16", "nf4")
+    kinds = ("float32", "bfloat16", "int8", "nf4")
     weights = {
         kind: DecodeWeights.prepare(tensors, head_count=HEADS, kind=kind)  # type: ignore[arg-type]
         for kind in kinds

@@ -40,18 +40,18 @@ class DecodeWeights:
     ) -> "DecodeWeights":
         """Pack a bundle's tensors, by their names there; linear weights may already be `PackedNf4`.
 
-        kind: what linear weights are stored as, "float32", "bfloat16" (rounded) or "nf4" (quantised by
-        `quantize_nf4` unless they already are; rows of which no block holds a multiple of 4 stay float32).
-        Everything else is float32, and so is all arithmetic, save that the native code multiplies bfloat16
-        and NF4 weights in 16-bit fixed point, ten times closer than bfloat16 products. Everything
-        is copied: the tensors may be views of a file that changes. ValueError for names, shapes and devices
-        that do not fit.
+        kind: what linear weights are stored as, "float32", "bfloat16" (rounded), "int8" (`Int8Weight`) or
+        "nf4" (quantised by `quantize_nf4` unless they already are; rows of which no block holds a multiple of
+        4 stay float32). Everything else is float32, and so is all arithmetic, save that the native code
+        multiplies bfloat16 and NF4 weights in 16-bit fixed point, ten times closer than bfloat16 products,
+        and int8 ones with inputs of 8 bits, about as close as these. Everything is copied: the tensors may be
+        views of a file that changes. ValueError for names, shapes and devices that do not fit.
         """
         packs = _step.order(device_of(tensors))[0] == "native"
-        half = packs and kind == "bfloat16"  # packing rounds, without a copy in between
-        kept = "float32" if half else kind
+        rounds = packs and kind in ("bfloat16", "int8")  # packing does, without a copy in between
+        kept: Kind = "float32" if rounds else kind
         plain = PlainWeights.collect(tensors, head_count, layer_norm_epsilon, kept, copy=not packs)
-        return cls(kind, plain, cpu.Panels(plain, half) if packs else None)
+        return cls(kind, plain, cpu.Panels(plain, kind) if packs else None)
 
 
 class DecodeStep:

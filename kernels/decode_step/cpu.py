@@ -10,20 +10,20 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 from torch.nn.functional import pad
 
-from kernels.decode_step.weights import Linear, Norm, PlainWeights
+from kernels.decode_step.int8 import RUN
+from kernels.decode_step.weights import Kind, Linear, Norm, PlainWeights
 from kernels.native import Pointer, function
 from kernels.nf4 import PackedNf4, dequantize_nf4
 from kernels.nf4.reference import decode_scales
 
 _PANEL = 16
-_RUN = 64
-_FLOAT32, _BFLOAT16, _NF4 = range(3)
+_FLOAT32, _BFLOAT16, _NF4, _INT8 = range(4)
 _ZERO_CODE = 7
 
 _Integer = ctypes.c_int64
 _native = function("riftco_decode_step", Pointer, Pointer, _Integer, Pointer, _Integer)
 _pack = function("riftco_pack_panels", Pointer, *(_Integer,) * 3, Pointer, _Integer)
-_pack_fixed = function("riftco_pack_fixed_panels", Pointer, *(_Integer,) * 3, Pointer, Pointer, _Integer)
+_pack_fixed = function("riftco_pack_fixed", Pointer, *(_Integer,) * 3, Pointer, Pointer, *(_Integer,) * 2)
 
 built = None not in (_native, _pack, _pack_fixed)  # a library of an older build has no fixed point
 
@@ -81,11 +81,11 @@ class _Rows(ctypes.Structure):
 class Panels:
     """A model's matrices packed for the native step, and all else that it reads: `bytes` in a step.
 
-    half: round matrices to bfloat16, those aside that are packed to NF4.
+    kind: what matrices are rounded to, those aside that are packed to NF4.
     """
 
-    def __init__(self, plain: PlainWeights, half: bool) -> None:
-        self._half = half
+    def __init__(self, plain: PlainWeights, kind: Kind) -> None:
+        self._kind = kind
         self._alive: list[Tensor] = []
         self.bytes = 0
         self.context = len(plain.position_embedding)
@@ -128,14 +128,15 @@ class Panels:
         weights = [linear.weight for linear in linears]
         outputs, inputs = sum(weight.shape[0] for weight in weights), weights[0].shape[1]
         packed = [weight for weight in weights if isinstance(weight, PackedNf4)]
-        run = math.gcd(_RUN, inputs, *(weight.block_size for weight in packed)) if packed else _RUN
+        run = math.gcd(RUN, inputs, *(weight.block_size for weight in packed)) if packed else RUN
         scales = None
         if len(packed) == len(weights) and run % 4 == 0:
             kind, panels, scales = _NF4, _code_panels(packed), _scale_panels(packed, run)
         else:
             floats = [dequantize_nf4(w) if isinstance(w, PackedNf4) else w for w in weights]
-            if self._half:
-                kind, run, (panels, scales) = _BFLOAT16, _RUN, pack_fixed_panels(floats)
+            if self._kind in ("bfloat16", "int8"):
+                in_bytes = self._kind == "int8"
+                kind, (panels, scales) = _INT8 if in_bytes else _BFLOAT16, pack_fixed_panels(floats, in_bytes)
             else:
                 kind, panels = _FLOAT32, pack_panels(floats)
         self.bytes += panels.nbytes + bias.nbytes + (0 if scales is None else scales.nbytes)
@@ -199,17 +200,19 @@ def pack_panels(matrices: list[Tensor]) -> Tensor:
     return packed
 
 
-def pack_fixed_panels(matrices: list[Tensor]) -> tuple[Tensor, Tensor]:
+def pack_fixed_panels(matrices: list[Tensor], in_bytes: bool = False) -> tuple[Tensor, Tensor]:
     """The same rounded to bfloat16, as whole numbers int16 `[panels, runs, RUN / 2, PANEL, 2]` and scales.
 
     The scales of RUN inputs of an output are float32 `[panels, runs, PANEL]`; inputs are padded with zeros.
+    in_bytes: the numbers of `Int8Weight`, 128 more, as uint8 `[panels, runs, RUN / 4, PANEL, 4]`.
     """
     assert _pack_fixed is not None
     outputs, inputs = matrices[0].shape
-    panels, runs = -(-len(matrices) * outputs // _PANEL), -(-inputs // _RUN)
-    numbers = matrices[0].new_empty(panels, runs, _RUN // 2, _PANEL, 2, dtype=torch.int16)
+    panels, runs = -(-len(matrices) * outputs // _PANEL), -(-inputs // RUN)
+    dtype, in_word = (torch.uint8, 4) if in_bytes else (torch.int16, 2)
+    numbers = matrices[0].new_empty(panels, runs, RUN // in_word, _PANEL, in_word, dtype=dtype)
     scales = matrices[0].new_empty(panels, runs, _PANEL)
-    places = (numbers.data_ptr(), scales.data_ptr(), torch.get_num_threads())
+    places = (numbers.data_ptr(), scales.data_ptr(), in_bytes, torch.get_num_threads())
     _pack_fixed(*_located(matrices), outputs, inputs, *places)
     return numbers, scales
 

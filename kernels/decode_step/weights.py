@@ -8,11 +8,12 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
+from kernels.decode_step.int8 import Int8Weight
 from kernels.nf4 import PackedNf4, dequantize_nf4, quantize_nf4
 
-Kind = Literal["float32", "bfloat16", "nf4"]
-Matrix = Tensor | PackedNf4
-Tensors = Mapping[str, Matrix]
+Kind = Literal["float32", "bfloat16", "int8", "nf4"]
+Matrix = Tensor | Int8Weight | PackedNf4
+Tensors = Mapping[str, Tensor | PackedNf4]
 
 _EMBEDDINGS = ("token_embedding.weight", "position_embedding.weight")
 _NORMS = ("attention_norm", "feed_forward_norm")
@@ -170,18 +171,18 @@ def _require_shapes(tensors: Tensors, sizes: dict[str, int], block_count: int) -
             )
 
 
-def _device(tensor: Matrix) -> torch.device:
+def _device(tensor: Tensor | PackedNf4) -> torch.device:
     return tensor.codes.device if isinstance(tensor, PackedNf4) else tensor.device
 
 
-def _floats(tensor: Matrix, kind: Kind | None) -> Tensor:
+def _floats(tensor: Tensor | PackedNf4, kind: Kind | None) -> Tensor:
     if isinstance(tensor, PackedNf4):
         raise ValueError("only the weights of linear layers may be packed to NF4; dequantize the others")
     dtype = tensor.dtype if kind is None else torch.float32
     return tensor.detach().to(dtype, copy=True, memory_format=torch.contiguous_format)
 
 
-def _rounded(weight: Matrix, kind: Kind | None, copy: bool) -> Matrix:
+def _rounded(weight: Tensor | PackedNf4, kind: Kind | None, copy: bool) -> Matrix:
     if isinstance(weight, PackedNf4):
         if kind in (None, "nf4"):
             return weight
@@ -189,5 +190,7 @@ def _rounded(weight: Matrix, kind: Kind | None, copy: bool) -> Matrix:
     weight = weight.detach()
     if kind == "nf4":
         return quantize_nf4(weight.float().contiguous())
+    if kind == "int8":
+        return Int8Weight.quantize(weight.float())
     dtypes = {None: weight.dtype, "bfloat16": torch.bfloat16, "float32": torch.float32}
     return weight.to(dtypes[kind], copy=copy, memory_format=torch.contiguous_format)

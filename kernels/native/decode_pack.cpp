@@ -66,18 +66,28 @@ float to_fixed(const float *weights, int64_t count, int16_t *out) {
     return run_to_fixed<false>(rounded, RUN, RUN, out) * WEIGHT_ONE;
 }
 
-// A panel [runs, RUN / 2, PANEL] of words, the weights of two inputs in each, and its scales [runs, PANEL].
+// The nearest whole numbers, 128 more than they are, as bytes; returns what 1 stands for.
+float to_fixed(const float *weights, int64_t count, uint8_t *out) {
+    int16_t numbers[RUN];
+    float scale = run_to_fixed<false>(weights, count, RUN, numbers, BYTE_ONE);
+    for (int64_t i = 0; i < RUN; i++) out[i] = uint8_t(numbers[i] + 128);
+    return scale;
+}
+
+// A panel [runs, words of a run, PANEL], the weights of as many inputs in a word as fit, and its scales [runs, PANEL].
+template <class Number>
 void pack_fixed_panel(int32_t *panel, float *scales, const Outputs &outputs, int64_t inputs) {
-    for (int64_t begin = 0; begin < inputs; begin += RUN, panel += RUN / 2 * PANEL, scales += PANEL) {
-        int16_t numbers[PANEL][RUN] = {};
+    constexpr int64_t IN_WORD = sizeof(int32_t) / sizeof(Number), WORDS = RUN / IN_WORD;
+    for (int64_t begin = 0; begin < inputs; begin += RUN, panel += WORDS * PANEL, scales += PANEL) {
+        Number numbers[PANEL][RUN] = {};
         for (int o = 0; o < PANEL; o++)
             scales[o] = outputs.rows[o]
                             ? to_fixed(outputs.rows[o] + begin, std::min(RUN, inputs - begin), numbers[o])
                             : 0;
-        for (int64_t word = 0; word < RUN / 2; word += SIDE)
+        for (int64_t word = 0; word < WORDS; word += SIDE)
             for (int output = 0; output < PANEL; output += SIDE) {
                 Line square[SIDE];
-                for (int o = 0; o < SIDE; o++) std::memcpy(&square[o], numbers[output + o] + 2 * word, sizeof(Line));
+                for (int o = 0; o < SIDE; o++) std::memcpy(&square[o], numbers[output + o] + IN_WORD * word, sizeof(Line));
                 transpose(square);
                 for (int i = 0; i < SIDE; i++) stream(panel + (word + i) * PANEL + output, square[i]);
             }
@@ -107,13 +117,14 @@ EXPORT int riftco_pack_panels(const float *const *matrices, int64_t count, int64
     return 0;
 }
 
-// The same rounded to bf16 and in fixed point: [panels, runs, RUN / 2, PANEL] words and scales [panels, runs, PANEL].
-EXPORT int riftco_pack_fixed_panels(const float *const *matrices, int64_t count, int64_t outputs, int64_t inputs,
-                                    int32_t *panels, float *scales, int64_t threads) {
-    int64_t runs = (inputs + RUN - 1) / RUN;
+// The same in fixed point, rounded to bf16 or in bytes: words [panels, runs, RUN / 2 or RUN / 4, PANEL] and scales
+// [panels, runs, PANEL].
+EXPORT int riftco_pack_fixed(const float *const *matrices, int64_t count, int64_t outputs, int64_t inputs,
+                                    int32_t *panels, float *scales, int64_t in_bytes, int64_t threads) {
+    int64_t runs = (inputs + RUN - 1) / RUN, size = runs * RUN * PANEL / (in_bytes ? 4 : 2);
+    auto pack = in_bytes ? pack_fixed_panel<uint8_t> : pack_fixed_panel<int16_t>;
     each_panel(count * outputs, inputs * PANEL, int(threads), [&](int64_t panel) {
-        pack_fixed_panel(panels + panel * runs * (RUN / 2) * PANEL, scales + panel * runs * PANEL,
-                         {matrices, count, outputs, inputs, panel}, inputs);
+        pack(panels + panel * size, scales + panel * runs * PANEL, {matrices, count, outputs, inputs, panel}, inputs);
     });
     return 0;
 }

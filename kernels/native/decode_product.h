@@ -1,14 +1,14 @@
 // The products of a decode step: rows of x with a matrix in panels of PANEL outputs.
 //
 // A row of a panel holds what these outputs take from one input, or from two where weights have 16 bits and from four
-// in NF4. Every element is one chain of additions over the inputs, whatever rows and panels are computed beside it and
+// where they have 8 or are NF4. Every element is one chain of additions over the inputs, whatever rows and panels are computed beside it and
 // by which thread. Reading the weights limits the speed of few rows, multiplying that of many; these take turns at a
 // stretch of a panel, which stays in the cache.
 //
 // Weights of 16 and 4 bits are multiplied in fixed point, two inputs in one instruction. Over a run of inputs both
 // factors are whole numbers times a scale; the sums of their products are exact in 32 bits, and floats add the runs.
 // Weights keep 13 bits beside the sign. What they are multiplied with keeps 12 to 15, as many as no sum can overflow
-// with. bf16 has 8.
+// with. bf16 has 8. Weights of 8 bits keep 7 beside the sign, as what they are multiplied with.
 
 #pragma once
 #include <utility>
@@ -26,7 +26,7 @@ constexpr int SIDE_BY_SIDE = VECTORS == 1 ? 2 : 1;  // panels of a tile of many 
 constexpr int64_t MOST_ROWS = 96;                 // of which a stretch fills a quarter of the second cache
 constexpr int64_t DEPTH = 256;                    // inputs whose weights of a panel fill half the nearest cache
 
-enum Kind : int64_t { FLOAT32, BFLOAT16, NF4 };
+enum Kind : int64_t { FLOAT32, BFLOAT16, NF4, INT8 };
 enum After { STORE, ADD, GELU };
 
 }  // namespace
@@ -59,7 +59,7 @@ INLINE void finish(const Target &to, int64_t row, int64_t column, vf value) {
     else store_first(out, value, to.columns - column);
 }
 
-// What is read next, on its way to the cache: `pace` bytes of each panel for every two inputs of a tile.
+// What is read next, on its way to the cache: `pace` bytes of each panel for every step of a tile.
 struct Prefetch {
     const char *next;
     int64_t pace, panel_size;
@@ -77,6 +77,7 @@ struct NoPrefetch {
 
 // Rows of floats times panels of floats.
 struct Floats {
+    static constexpr int INPUTS = 2;  // of a step
     const float *x;
     int64_t row;
     const float *panels;
@@ -107,23 +108,25 @@ struct Floats {
     }
 };
 
-// Rows in fixed point: word i of a row holds its inputs 2 i and 2 i + 1, and runs have a scale.
+// Rows in fixed point: word i of a row holds its inputs 2 i and 2 i + 1, or what `Bytes` says, and runs have a scale.
 struct Fixed {
     int32_t *words;
     int64_t row;
     float *scales;
+    int32_t *offsets;  // what sums of a run begin with, for weights that are more than they mean
     int64_t runs;
 };
 
 // 16-bit weights: word i of an output holds those of its inputs 2 i and 2 i + 1. `first` and `begin`: the first panel and
 // word that are there.
 struct Words {
-    static constexpr int AT_ONCE = 1, SUMS = MOST_SUMS;
+    static constexpr int INPUTS = 2, FACTORS = 1, LINE = PANEL, SUMS = MOST_SUMS;
+    static constexpr bool SHIFTED = false;
     const int32_t *panels;
     int64_t panel_size, first, begin;
 
-    const int32_t *at(int64_t panel, int64_t word) const {
-        return panels + (panel - first) * panel_size + (word - begin) * PANEL;
+    const int32_t *at(int64_t panel, int64_t input) const {
+        return panels + (panel - first) * panel_size + (input - begin) / INPUTS * PANEL;
     }
 
     template <int ROWS, int COUNT>
@@ -138,10 +141,39 @@ struct Words {
     }
 };
 
+// 8-bit weights, each 128 more than it means: a word of an output holds those of 4 inputs. The rows' words hold 4 inputs
+// too where one instruction multiplies four; else 2, the first and third, then the second and fourth.
+struct Bytes {
+    static constexpr int INPUTS = 4, FACTORS = QUADS ? 1 : 2, LINE = PANEL, SUMS = MOST_SUMS;
+    static constexpr bool SHIFTED = true;
+    const int32_t *panels;
+    int64_t panel_size;
+
+    const int32_t *at(int64_t panel, int64_t input) const { return panels + panel * panel_size + input / INPUTS * PANEL; }
+
+    template <int ROWS, int COUNT>
+    MEMBER void add(const int32_t *from, const int32_t *x, int64_t row, vi (&sums)[ROWS][COUNT * VECTORS]) const {
+        for (int part = 0; part < FACTORS; part++) {
+            vi w[COUNT * VECTORS];
+            for (int j = 0; j < COUNT * VECTORS; j++) {
+                w[j] = load(from + j / VECTORS * panel_size + j % VECTORS * LANES);
+                if (!QUADS) w[j] = w[j] >> (8 * part) & 0xFF00FF;
+            }
+            for (int r = 0; r < ROWS; r++) {
+                vi factor = vi{} + x[r * row + part];
+                for (int j = 0; j < COUNT * VECTORS; j++)
+                    sums[r][j] = QUADS ? add_quad_products(w[j], factor, sums[r][j])
+                                       : add_pair_products(factor, w[j], sums[r][j]);
+            }
+        }
+    }
+};
+
 // NF4: 32 bytes hold the codes of 4 inputs x PANEL outputs in the order that AVX2 decodes most cheaply: output o of
 // input k in half o / 4 % 2, byte o / 8 * 8 + o % 4 * 2 + k % 2, the low nibble for k < 2.
 struct Codes {
-    static constexpr int AT_ONCE = 2, SUMS = VECTORS;
+    static constexpr int INPUTS = 4, FACTORS = 2, LINE = 2 * PANEL, SUMS = VECTORS;
+    static constexpr bool SHIFTED = false;
     const uint8_t *panels;
     int64_t panel_size;
     int16_t values[16];
@@ -180,7 +212,7 @@ struct Codes {
 #endif
     }
 
-    const uint8_t *at(int64_t panel, int64_t word) const { return panels + panel * panel_size + word * PANEL; }
+    const uint8_t *at(int64_t panel, int64_t input) const { return panels + panel * panel_size + input / INPUTS * LINE; }
 
     template <int ROWS, int COUNT>
     MEMBER void add(const uint8_t *from, const int32_t *x, int64_t row, vi (&sums)[ROWS][COUNT * VECTORS]) const {
@@ -199,6 +231,7 @@ struct Codes {
 // Rows times panels, both in fixed point.
 template <class Weights>
 struct FixedProduct {
+    static constexpr int INPUTS = Weights::INPUTS;
     const Matrix &m;
     const Fixed x;
     const Weights weights;
@@ -208,19 +241,23 @@ struct FixedProduct {
     MEMBER void add(int64_t panel, int64_t begin, int64_t count, int64_t first, vf (&totals)[ROWS][COUNT * VECTORS],
                     Ahead ahead) const {
         const float *scales = m.scales + (panel * x.runs + begin / m.run) * PANEL;
-        const float *x_scales = x.scales + first * x.runs + begin / m.run;
-        for (int64_t k = begin; k < begin + count; k += m.run, scales += PANEL, x_scales++) {
+        int64_t place = first * x.runs + begin / m.run;
+        for (int64_t k = begin; k < begin + count; k += m.run, scales += PANEL, place++) {
             vi sums[ROWS][COUNT * VECTORS] = {};
-            const auto *from = weights.at(panel, k / 2);
-            const int32_t *factors = x.words + first * x.row + k / 2, *end = factors + m.run / 2;
-            for (; factors < end; factors += Weights::AT_ONCE, from += Weights::AT_ONCE * PANEL) {
+            if constexpr (Weights::SHIFTED)
+                for (int r = 0; r < ROWS; r++)
+                    for (int j = 0; j < COUNT * VECTORS; j++) sums[r][j] += x.offsets[place + r * x.runs];
+            const auto *from = weights.at(panel, k);
+            const int32_t *factors = x.words + first * x.row + k / INPUTS * Weights::FACTORS;
+            const int32_t *end = factors + m.run / INPUTS * Weights::FACTORS;
+            for (; factors < end; factors += Weights::FACTORS, from += Weights::LINE) {
                 ahead.template fetch<COUNT>();
                 weights.template add<ROWS, COUNT>(from, factors, x.row, sums);
             }
             for (int j = 0; j < COUNT * VECTORS; j++) {
                 vf scale = load(scales + j / VECTORS * x.runs * PANEL + j % VECTORS * LANES);
                 for (int r = 0; r < ROWS; r++) {
-                    vf factor = scale * splat(x_scales[r * x.runs]);
+                    vf factor = scale * splat(x.scales[place + r * x.runs]);
                     totals[r][j] = fma(__builtin_convertvector(sums[r][j], vf), factor, totals[r][j]);
                 }
             }
@@ -228,18 +265,42 @@ struct FixedProduct {
     }
 };
 
+// A run of `count` inputs to words for `Bytes`, and what makes up for its weights being 128 too much; returns the scale.
+INLINE float to_bytes(const float *x, int64_t count, int32_t *words, int32_t &offset) {
+    int16_t numbers[RUN];
+    float scale = run_to_fixed<false>(x, count, RUN, numbers, BYTE_ONE);
+    int32_t sum = 0;
+    for (int64_t i = 0; i < RUN; i++) sum += numbers[i];
+    offset = -128 * sum;
+    if (QUADS) {
+        auto *to = reinterpret_cast<int8_t *>(words);
+        for (int64_t i = 0; i < RUN; i++) to[i] = int8_t(numbers[i]);
+    } else {
+        auto *to = reinterpret_cast<int16_t *>(words);
+        for (int64_t i = 0; i < RUN; i++) to[i] = numbers[i / 4 * 4 + (i % 4 * 2) % 4 + i % 4 / 2];
+    }
+    return scale;
+}
+
 // Row r of x, for a product with m.
 INLINE void to_fixed(const Matrix &m, const float *x, int64_t r, const Fixed &out) {
     for (int64_t run = 0, begin = 0; run < out.runs; run++, begin += m.run) {
-        auto *to = reinterpret_cast<int16_t *>(out.words + r * out.row + begin / 2);
-        out.scales[r * out.runs + run] = run_to_fixed<true>(x + begin, std::min(m.run, m.inputs - begin), m.run, to) / WEIGHT_ONE;
+        int64_t count = std::min(m.run, m.inputs - begin), place = r * out.runs + run;
+        if (m.kind == INT8) {
+            auto *to = out.words + r * out.row + begin / Bytes::INPUTS * Bytes::FACTORS;
+            out.scales[place] = to_bytes(x + begin, count, to, out.offsets[place]);
+        } else {
+            auto *to = reinterpret_cast<int16_t *>(out.words + r * out.row + begin / Words::INPUTS);
+            out.scales[place] = run_to_fixed<true>(x + begin, count, m.run, to) / WEIGHT_ONE;
+        }
     }
 }
 
 // The place in `scratch` of rows for a product with m, and how many floats that takes for any matrix.
 Fixed fixed_rows(const Matrix &m, int64_t rows, float *scratch) {
-    int64_t runs = m.runs();
-    return {reinterpret_cast<int32_t *>(scratch + rows * runs), runs * m.run / 2 + PANEL, scratch, runs};
+    int64_t runs = m.runs(), in_word = m.kind == INT8 ? Bytes::INPUTS / Bytes::FACTORS : Words::INPUTS;
+    auto *offsets = reinterpret_cast<int32_t *>(scratch + rows * runs);
+    return {offsets + rows * runs, runs * m.run / in_word + PANEL, scratch, offsets, runs};
 }
 int64_t fixed_size(int64_t rows, int64_t most_inputs) { return rows * (most_inputs + RUN + PANEL); }
 
@@ -288,7 +349,7 @@ void multiply_few(const Product &product, const Matrix &m, int64_t begin, int64_
     });
 }
 
-// Rows [top, bottom), which take turns at a stretch of COUNT panels. `bytes` of weights belong to two inputs, and
+// Rows [top, bottom), which take turns at a stretch of COUNT panels. `bytes` of weights belong to a step's inputs, and
 // `open(panel, panels, k, count, f)` calls f with the product of a stretch, where the next one lies and how far apart
 // panels are.
 template <int COUNT, class Open>
@@ -300,7 +361,8 @@ void multiply_block(const Matrix &m, int64_t panel, int64_t top, int64_t bottom,
         int64_t count = std::min(depth, m.inputs - k);
         auto tile_by_tile = [&](const auto &product, const void *next, int64_t size) __attribute__((always_inline)) {
             Prefetch ahead{static_cast<const char *>(next), bytes / tiles, size};
-            for (int64_t tile = 0; tile < tiles; tile++, ahead.next += count / 2 * ahead.pace) {
+            constexpr int INPUTS = std::remove_cvref_t<decltype(product)>::INPUTS;
+            for (int64_t tile = 0; tile < tiles; tile++, ahead.next += count / INPUTS * ahead.pace) {
                 int64_t first = top + rows * tile / tiles;
                 with_rows(top + rows * (tile + 1) / tiles - first, [&]<int ROWS>() {
                     multiply_tile<ROWS, COUNT>(product, m, panel, k, count, first, partial, to, ahead);
@@ -335,13 +397,13 @@ Place following(const Matrix &m, int64_t panel, int64_t count, int64_t end) {
 // Floats that `multiply` needs.
 int64_t product_size(int64_t rows) { return SIDE_BY_SIDE * (rows * PANEL + DEPTH * PANEL / 2); }
 
-// The words [begin, begin + count) of a panel, from codes.
+// The words of the inputs [begin, begin + count) of a panel, from codes.
 void decode(const Codes &codes, const Words &words, int64_t panel, int64_t begin, int64_t count) {
     auto *to = const_cast<int32_t *>(words.at(panel, begin));
     const uint8_t *from = codes.at(panel, begin);
-    for (int64_t i = 0; i < count; i++, to += PANEL) {
+    for (int64_t i = 0; i < count / Words::INPUTS; i++, to += PANEL) {
         vi w[VECTORS];
-        codes.decode(from + i / 2 * 2 * PANEL, i % 2, w);
+        codes.decode(from + i / 2 * Codes::LINE, i % 2, w);
         for (int j = 0; j < VECTORS; j++) store(to + j * LANES, w[j]);
     }
 }
@@ -360,25 +422,27 @@ void multiply(const Matrix &m, int64_t begin, int64_t end, const float *x, int64
                                  f(product, from + next.input * PANEL, product.panel_size * sizeof(float));
                              });
     }
-    if (m.kind == BFLOAT16) {
-        Words words{static_cast<const int32_t *>(m.panels), m.runs() * m.run / 2 * PANEL, 0, 0};
-        FixedProduct<Words> product{m, fixed, words};
-        if (rows <= TILE_ROWS) return multiply_few<Words::SUMS>(product, m, begin, end, rows, to);
+    auto whole = [&]<class Weights>(const Weights &weights) {
+        FixedProduct<Weights> product{m, fixed, weights};
+        if (rows <= TILE_ROWS) return multiply_few<Weights::SUMS>(product, m, begin, end, rows, to);
         return multiply_many(m, begin, end, rows, partial, to, PANEL * sizeof(int32_t),
                              [&](int64_t panel, int64_t panels, int64_t k, int64_t count, const auto &f) {
                                  Place next = following(m, panel, panels, k + count);
-                                 f(product, words.at(next.panel, next.input / 2), words.panel_size * sizeof(int32_t));
+                                 f(product, weights.at(next.panel, next.input), weights.panel_size * sizeof(int32_t));
                              });
-    }
+    };
+    auto *words = static_cast<const int32_t *>(m.panels);
+    if (m.kind == BFLOAT16) return whole(Words{words, m.runs() * m.run / Words::INPUTS * PANEL, 0, 0});
+    if (m.kind == INT8) return whole(Bytes{words, m.runs() * m.run / Bytes::INPUTS * PANEL});
     Codes codes(m);
     if (rows <= TILE_ROWS)
         return multiply_few<Codes::SUMS>(FixedProduct<Codes>{m, fixed, codes}, m, begin, end, rows, to);
     multiply_many(m, begin, end, rows, partial, to, PANEL,
                   [&](int64_t panel, int64_t panels, int64_t k, int64_t count, const auto &f) {
-                      Words words{reinterpret_cast<int32_t *>(decoded), count / 2 * PANEL, panel, k / 2};
-                      for (int64_t p = panel; p < panel + panels; p++) decode(codes, words, p, k / 2, count / 2);
+                      Words words{reinterpret_cast<int32_t *>(decoded), count / Words::INPUTS * PANEL, panel, k};
+                      for (int64_t p = panel; p < panel + panels; p++) decode(codes, words, p, k, count);
                       Place next = following(m, panel, panels, k + count);
-                      f(FixedProduct<Words>{m, fixed, words}, codes.at(next.panel, next.input / 2), codes.panel_size);
+                      f(FixedProduct<Words>{m, fixed, words}, codes.at(next.panel, next.input), codes.panel_size);
                   });
 }
 

@@ -9,6 +9,7 @@
 
 constexpr int64_t RUN = 64;                                  // numbers, at most, that share a scale
 constexpr int WEIGHT_ONE = 8192;                             // the largest right factor of a run
+constexpr int BYTE_ONE = 127;                                // the same where both factors have 8 bits
 constexpr float MOST_WHOLE = 32766;                          // of 16 bits
 constexpr float MOST_TOTAL = 2147483647 / WEIGHT_ONE - RUN;  // of a run's magnitudes, which rounding makes larger
 
@@ -23,24 +24,25 @@ INLINE vf larger(vf a, vf b) { return bits<vf>(bits<vi>(a) > bits<vi>(b) ? bits<
 // What a whole number of 1 stands for, in runs with these largest magnitudes and these sums of them; no number where
 // one of them is none, and 0 for runs of zeros, whose whole numbers then mean nothing.
 template <bool LEFT>
-INLINE vf scale_of(vf most, vf total) {
-    if (!LEFT) return most / WEIGHT_ONE;
+INLINE vf scale_of(vf most, vf total, int one = WEIGHT_ONE) {
+    if (!LEFT) return most / float(one);
     return maximum(most / MOST_WHOLE, total / MOST_TOTAL);  // in this order a NaN stays
 }
 
-// A run of `count` factors to `run` whole numbers, zeros beyond; returns their scale. Writes whole vectors.
+// A run of `count` factors to `run` whole numbers, zeros beyond; returns their scale. `one`: the largest right factor.
+// Writes whole vectors.
 template <bool LEFT>
-INLINE float run_to_fixed(const float *x, int64_t count, int64_t run, int16_t *out) {
+INLINE float run_to_fixed(const float *x, int64_t count, int64_t run, int16_t *out, int one = WEIGHT_ONE) {
     vf most = {}, total = {};
     auto at = [&](int64_t c) __attribute__((always_inline)) {
         return count - c >= LANES ? load(x + c) : load_first(x + c, std::max<int64_t>(count - c, 0));
     };
     for (int64_t c = 0; c < run; c += LANES) {
         vf size = magnitude(at(c));
-        most = maximum(size, most);
+        most = larger(size, most);
         total += size;
     }
-    vf scale = scale_of<LEFT>(splat(largest(most)), splat(sum(total))), factor = 1 / scale;
+    vf scale = scale_of<LEFT>(splat(folded(most, larger)), splat(sum(total)), one), factor = 1 / scale;
     for (int64_t c = 0; c < run; c += LANES) store_halves(out + c, whole_bits(at(c), factor));
     return scale[0];
 }

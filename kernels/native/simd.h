@@ -147,6 +147,17 @@ INLINE vi add_pair_products(vi a, vi b, vi c) {
 #endif
 }
 
+// c + the products of four bytes of each lane, those of a unsigned, those of b signed, in one instruction.
+#if defined(__AVX512VNNI__) && RIFTCO_LANES == 16
+constexpr bool QUADS = true;
+INLINE vi add_quad_products(vi a, vi b, vi c) {
+    return bits<vi>(_mm512_dpbusd_epi32(bits<__m512i>(c), bits<__m512i>(a), bits<__m512i>(b)));
+}
+#else
+constexpr bool QUADS = false;
+INLINE vi add_quad_products(vi, vi, vi) { __builtin_unreachable(); }
+#endif
+
 INLINE vf maximum(vf a, vf b) { return a > b ? a : b; }
 INLINE vf minimum(vf a, vf b) { return a < b ? a : b; }
 

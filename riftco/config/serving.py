@@ -20,9 +20,9 @@ class ServingConfig(Config):
     mode: Literal["deterministic", "fast"] = "deterministic"
     """`deterministic`: the same bits of every answer under any load. `fast` drops what that may cost, which
     with the native kernels is nothing."""
-    weights: Literal["float32", "bfloat16", "nf4"] = "float32"
-    """What linear weights are stored as while served: rounded to bfloat16, or quantized to 4 bits. Keys and
-    values are bfloat16 beside either."""
+    weights: Literal["float32", "bfloat16", "int8", "nf4"] = "float32"
+    """What linear weights are stored as while served: rounded to bfloat16, or quantized to 8 or 4 bits. Keys
+    and values are bfloat16 beside any of these."""
     maximum_running: PositiveInt = 32
     """Sequences computed together."""
     maximum_waiting: NonNegativeInt = 256

@@ -118,7 +118,7 @@ def test_a_setting_given_twice_in_a_file_is_refused(tmp_path: Path, content: str
 
 
 def test_a_setting_given_twice_in_an_assignment_is_refused() -> None:
-    with pytest.raises(InputError, match="--set corpus=.*stories is on line 1 already"):
+    with pytest.raises(InputError, match=r"--set corpus=.*stories is on line 1 already"):
         load_config(DEFAULTS, None, ["corpus={stories: 5, stories: 6}"])
 
 

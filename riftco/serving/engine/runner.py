@@ -18,7 +18,7 @@ from riftco.serving.engine.scheduler import Plan, Work
 from riftco.serving.engine.sequence import Sequence
 
 Mode = Literal["deterministic", "fast"]
-WeightKind = Literal["float32", "bfloat16", "nf4"]
+WeightKind = Literal["float32", "bfloat16", "int8", "nf4"]
 Rows = tuple[Tensor, Tensor, Tensor, Tensor]
 """Token ids, positions, page tables and which rows need logits."""
 Draw = Callable[[Tensor, list[Sequence]], list[int]]

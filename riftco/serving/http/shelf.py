@@ -23,7 +23,7 @@ from riftco.serving.service import ModelService, page_layout, require_servable
 
 Source = ModelBundle | str | Path
 DEFAULT_NAME = "riftco"
-_WEIGHT_BYTES = {"float32": 4.0, "bfloat16": 2.0625, "nf4": 0.6}  # with scales
+_WEIGHT_BYTES = {"float32": 4.0, "bfloat16": 2.0625, "int8": 1.0625, "nf4": 0.6}  # with scales
 _TOTALS = ("prompt_tokens", "cached_tokens", "generated_tokens", "preemptions", "steps", "violations")
 
 

@@ -1,12 +1,14 @@
 """A small random model by the bundle's names, its forward written out, and pages full of poison."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kernels.decode_step.int8 import Int8Weight
 from kernels.nf4 import dequantize_nf4, quantize_nf4
 
 PROJECTIONS = ("query", "key", "value", "output")
@@ -55,6 +57,8 @@ def rounded(tensors: dict[str, Tensor], kind: str) -> dict[str, Tensor]:
     def store(name: str, x: Tensor) -> Tensor:
         if x.ndim == 1 or "embedding" in name or kind == "float32":
             return x
+        if kind == "int8":
+            return Int8Weight.quantize(x).dequantize()
         return x.bfloat16().float() if kind == "bfloat16" else dequantize_nf4(quantize_nf4(x))
 
     return {name: store(name, x) for name, x in tensors.items()}
@@ -65,16 +69,16 @@ def forward(
     ids: Tensor,
     s: Sizes,
     dtype: torch.dtype = torch.float64,
-    inputs: torch.dtype | None = None,
+    rounding: Callable[[Tensor], Tensor] = lambda x: x,
 ) -> Tensor:
-    """Logits `[T, V]` of the whole sequence at once; what goes into a linear layer is rounded to `inputs`."""
+    """Logits `[T, V]` of the whole sequence at once; what goes into a linear layer is rounded."""
     t = {name: x.to(dtype) for name, x in tensors.items()}
 
     def norm(x: Tensor, name: str) -> Tensor:
         return functional.layer_norm(x, (s.width,), t[f"{name}.scale"], t[f"{name}.bias"])
 
     def linear(x: Tensor, name: str) -> Tensor:
-        return functional.linear(x.to(inputs or dtype).to(dtype), t[f"{name}.weight"], t[f"{name}.bias"])
+        return functional.linear(rounding(x).to(dtype), t[f"{name}.weight"], t[f"{name}.bias"])
 
     x = t["token_embedding.weight"][ids] + t["position_embedding.weight"][: len(ids)]
     hidden = torch.ones(len(ids), len(ids), dtype=torch.bool).triu(1)

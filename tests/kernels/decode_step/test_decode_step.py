@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.decode_step import DecodeWeights, cpu, decode_step
+from kernels.decode_step.int8 import Int8Weight
 from kernels.decode_step.reference import step as reference_step
 from kernels.decode_step.weights import PlainWeights
 from kernels.dispatch import use
@@ -26,7 +27,7 @@ IMPLEMENTATIONS = [
     "torch",
     pytest.param("native", marks=pytest.mark.skipif(not cpu.built, reason="not built")),
 ]
-KINDS = ["float32", "bfloat16", "nf4"]
+KINDS = ["float32", "bfloat16", "int8", "nf4"]
 SIZES = [
     Sizes(),
     Sizes(vocabulary=1, width=1, heads=1, inner=1, blocks=1),
@@ -79,18 +80,27 @@ def test_it_equals_the_forward_of_the_whole_sequence(implementation: str, kind: 
             [run.step([(0, i) for i in range(50)]), run.step([(0, i) for i in range(50, length)])]
         )
     tensors = rounded(random_tensors(s), kind)
-    assert_close_to_exact(actual, tensors, run.ids[0], s, fixed_point=kind != "float32")
+    assert_close_to_exact(actual, tensors, run.ids[0], s, kind if implementation == "native" else "float32")
     assert actual.dtype == torch.float32
 
 
 def assert_close_to_exact(
-    actual: Tensor, tensors: dict[str, Tensor], ids: Tensor, s: Sizes, fixed_point: bool
+    actual: Tensor, tensors: dict[str, Tensor], ids: Tensor, s: Sizes, kind: str
 ) -> None:
-    """As close as float32 products are, or in fixed point eight times closer than products with bf16."""
+    """As close as float32 products are, or in 16-bit fixed point eight times closer than products with bf16.
+
+    With int8 as close to products with bytes, where no input was near the middle between two of them.
+    """
     exact, single = (forward(tensors, ids, s, dtype) for dtype in (torch.float64, torch.float32))
-    half = forward(tensors, ids, s, inputs=torch.bfloat16)
+    half = forward(tensors, ids, s, rounding=Tensor.bfloat16)
     error, torch_error, half_error = ((x.double() - exact).abs().max() for x in (actual, single, half))
-    assert error <= max(2 * torch_error + 1e-5, half_error / 8 if fixed_point else 0)
+    allowed = 2 * torch_error + 1e-5
+    if kind == "int8":
+        in_bytes = forward(tensors, ids, s, rounding=lambda x: Int8Weight.quantize(x.float()).dequantize())
+        assert (actual - in_bytes).abs().median() <= allowed
+        assert error <= 2 * (in_bytes - exact).abs().max() + allowed
+    else:
+        assert error <= max(allowed, half_error / 8 if kind in ("bfloat16", "nf4") else 0)
 
 
 def test_the_reference_runs_in_float64() -> None:
@@ -240,9 +250,13 @@ def test_packed_weights_are_taken_as_they_are(implementation: str) -> None:
             actual = run.step([(0, i) for i in range(20)])
             dense = random_tensors(s) | {name: dequantize_nf4(packed)}
             stored = dense | {
-                key: x for key, x in rounded(dense, kind).items() if key != name or kind == "bfloat16"
+                key: x
+                for key, x in rounded(dense, kind).items()
+                if key != name or kind in ("bfloat16", "int8")
             }
-            assert_close_to_exact(actual, stored, run.ids[0], s, fixed_point=kind != "float32")
+            assert_close_to_exact(
+                actual, stored, run.ids[0], s, kind if implementation == "native" else "float32"
+            )
 
 
 def test_the_same_call_gives_the_same_bits_and_leaves_weights_alone() -> None:
@@ -316,7 +330,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(
         ({}, {"head_count": 5}, "5 heads do not divide the width 24"),
         ({}, {"layer_norm_epsilon": 0.0}, "epsilon"),
         ({}, {"layer_norm_epsilon": math.nan}, "epsilon"),
-        ({}, {"kind": "float16"}, "kind must be one of float32, bfloat16, nf4"),
+        ({}, {"kind": "float16"}, "kind must be one of float32, bfloat16, int8, nf4"),
         ({"token_embedding.weight": quantize_nf4(torch.ones(35, 24))}, {}, "only the weights of linear"),
     ],
 )
@@ -406,6 +420,36 @@ def test_fixed_panels_hold_bfloat16_weights_within_half_a_unit_of_their_run(
     actual = numbers.transpose(3, 4).flatten(2, 3).double() * (scales[:, :, None].double() / 8192)
     assert ((actual - runs.double()).abs() <= scales[:, :, None].double() / 8192 * 0.5001).all()
     assert numbers.abs().amax() == 8192
+
+
+@pytest.mark.skipif(not cpu.built, reason="not built")
+@pytest.mark.usefixtures("threads")
+@MATRICES
+def test_byte_panels_hold_the_numbers_of_int8_weights_and_128(count: int, outputs: int, inputs: int) -> None:
+    matrices = random_matrices(count, outputs, inputs)
+    matrices[-1][0, :3] = torch.tensor([-1e-12, 3e20, 1.5])[:inputs]
+    matrices[0][1:2] = 0
+    panels, scales = cpu.pack_fixed_panels(matrices, in_bytes=True)
+    weight = Int8Weight.quantize(torch.cat(matrices))
+    assert torch.equal(scales.transpose(1, 2).flatten(0, 1)[: len(weight.scales)], weight.scales)
+    numbers = panels.permute(0, 3, 1, 2, 4).flatten(0, 1).flatten(2).int() - 128
+    means = weight.scales[:, :, None] > 0
+    assert torch.equal(numbers[: len(weight.numbers)] * means, weight.numbers.int())
+    assert numbers.min() >= -128
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_int8_weights_are_the_nearest_whole_numbers_of_their_run(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(9, 150, generator=generator) * torch.randn(9, 1, generator=generator).exp()
+    weight[3] = 0
+    stored = Int8Weight.quantize(weight)
+    assert stored.numbers.shape == (9, 3, 64)
+    runs = functional.pad(weight, (0, 42)).unflatten(1, (3, 64))
+    unit = runs.abs().amax(2, keepdim=True) / 127
+    error = (functional.pad(stored.dequantize(), (0, 42)).unflatten(1, (3, 64)) - runs).abs()
+    assert (error <= unit * 0.5001).all()
+    assert (stored.numbers.abs().amax(2) == (runs.abs().amax(2) > 0) * 127).all()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -251,7 +251,7 @@ def test_threads_reach_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(given) == {3}
 
 
-@pytest.mark.parametrize("weights", ["bfloat16", "nf4"])
+@pytest.mark.parametrize("weights", ["bfloat16", "int8", "nf4"])
 def test_rounded_weights_are_served_and_said_to_be(weights: str) -> None:
     case = fixture("bpe.reference.json")["greedy"][0]
     prompt_ids = tuple(case["prompt_token_ids"])

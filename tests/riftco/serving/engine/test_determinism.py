@@ -146,7 +146,7 @@ def _neighbours(live: Engine, guests: list[GenerationRequest]) -> Callable[[int,
     return listen
 
 
-@pytest.mark.parametrize("weights", ["bfloat16", "nf4"])
+@pytest.mark.parametrize("weights", ["bfloat16", "int8", "nf4"])
 def test_answers_do_not_depend_on_load_with_rounded_weights(weights: str) -> None:
     assert different(30, random_bundle(), 9, weights, **TIGHT, threads=2) == 0
 
@@ -177,7 +177,7 @@ def test_a_last_bit_that_depends_on_company_is_noticed(monkeypatch: pytest.Monke
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("weights", ["float32", "bfloat16", "nf4"])
+@pytest.mark.parametrize("weights", ["float32", "bfloat16", "int8", "nf4"])
 def test_a_thousand_requests_under_every_load(weights: str) -> None:
     model = random_bundle()
     kinds = [TIGHT, {"prefix_cache": False}, {"step_tokens": 32, "kv_cache_block_size": 9}]

@@ -9,6 +9,7 @@ import torch
 
 from artifacts import ModelBundle
 from kernels import DecodeStep, dequantize_nf4, dispatch, quantize_nf4
+from kernels.decode_step.int8 import Int8Weight
 from riftco.config import ServingConfig
 from riftco.serving import ModelService, TemperatureSampler
 from riftco.serving.engine import GenerationRequest, ModelRunner, SamplingParams, Sequence
@@ -39,6 +40,7 @@ class Rows:
     def __init__(self, bundle: ModelBundle, **settings: object) -> None:
         self.bundle = bundle
         self.half_pages = settings.get("weights", "float32") != "float32"
+        self.tolerance = 5e-3 if self.half_pages else 2e-5  # a value next to a boundary is rounded otherwise
         self.runner = ModelRunner(bundle, page_count=40, page_size=PAGE, **settings)  # type: ignore[arg-type]
 
     def sequence(self, tokens: tuple[int, ...], pages: list[int], **sampling: object) -> Sequence:
@@ -66,8 +68,7 @@ class Rows:
         found = dict(drawn.logprob.top)
         assert len(found) == SMALL
         expected = logits - np.log(np.exp(logits - logits.max()).sum()) - logits.max()
-        tolerance = 5e-3 if self.half_pages else 2e-5  # a value next to a boundary is rounded the other way
-        np.testing.assert_allclose([found[i] for i in range(SMALL)], expected, atol=tolerance)
+        np.testing.assert_allclose([found[i] for i in range(SMALL)], expected, atol=self.tolerance)
         assert drawn.token_id == drawn.logprob.token_id
         assert drawn.logprob.logprob == found[drawn.token_id]
         order = sorted(found, key=lambda i: (-found[i], i))
@@ -84,8 +85,11 @@ def rounded(bundle: ModelBundle, kind: str) -> ModelBundle:
     for name, values in bundle.tensors().items():
         weight = torch.tensor(values)
         if values.ndim == 2 and "embedding" not in name:
-            half = weight.bfloat16().float()
-            weight = half if kind == "bfloat16" else dequantize_nf4(quantize_nf4(weight))
+            weight = {
+                "bfloat16": lambda x: x.bfloat16().float(),
+                "int8": lambda x: Int8Weight.quantize(x).dequantize(),
+                "nf4": lambda x: dequantize_nf4(quantize_nf4(x)),
+            }[kind](weight)
         tensors[name] = weight.numpy()
     return bundle_of(bundle.config, tensors)
 
@@ -132,13 +136,15 @@ def test_a_prompt_longer_than_the_context_is_seen_from_its_end() -> None:
     rows.run((sequence, 14))
 
 
-@pytest.mark.parametrize("kind", ["bfloat16", "nf4"])
+@pytest.mark.parametrize("kind", ["bfloat16", "int8", "nf4"])
 @pytest.mark.parametrize("native", [True, False])
 def test_weights_are_rounded_as_asked_and_nothing_else(kind: str, native: bool) -> None:
     exact = small_bundle()
     with dispatch.use("native" if native else "torch"):
         rows = Rows(exact, weights=kind)
     rows.bundle = rounded(exact, kind)
+    if native and kind == "int8":
+        rows.tolerance = 5e-2  # what weights are multiplied with has 8 bits too
     sequence = rows.sequence(ids(6, 11), [4, 1, 0])
     rows.run((sequence, 11))
     rows.run((sequence, 1))

@@ -153,9 +153,9 @@ def test_totals_outlive_their_model(shelf: Shelf) -> None:
 def test_what_a_model_takes_depends_on_how_it_is_served() -> None:
     sizes = [
         serving_bytes(BUNDLES["a"], CONFIG.model_copy(update={"weights": weights}))
-        for weights in ("float32", "bfloat16", "nf4")
+        for weights in ("float32", "bfloat16", "int8", "nf4")
     ]
-    assert sizes[0] > sizes[1] > sizes[2]
+    assert sizes[0] > sizes[1] > sizes[2] > sizes[3]
     linear = sum(
         x.size for name, x in BUNDLES["a"].tensors().items() if x.ndim == 2 and "embedding" not in name
     )
