@@ -16,7 +16,6 @@ from artifacts import Store, write_atomic
 from riftco.cli import app
 from riftco.commands import Assignments, ConfigFile, user_errors
 from riftco.config import FinetuneFlowConfig, PipelineConfig, PretrainFlowConfig
-from riftco.errors import InputError
 from riftco.settings import load_config, settings_yaml
 
 if TYPE_CHECKING:
@@ -84,7 +83,7 @@ def run_finetune(
     """A model and instructions to a tuned one: tuning, answers to held-out questions, serving.
 
     Example: `riftco run finetune -s name=chat -s base=plays/pretrain -s instructions.path=tasks.jsonl
-    -s post_training.fine_tuning_method=qlora`
+    -s post_training.fine_tuning_method=qlora -s post_training.optimizer=adamw`
     """
     _run("finetune", config, assignments, force, from_stage)
 
@@ -130,10 +129,7 @@ def _run(
         settings = load_config(_DEFAULTS[flow], config, assignments or ())
         store = Store.open()
         planned = _plan(flow, store, settings)  # what is wrong is told before a server is started
-        for stage in [*(force or ()), *([from_stage] if from_stage else [])]:
-            if stage not in planned.names:
-                stages = ", ".join(stage.stage for stage in planned.stages)
-                raise InputError(f"no stage is called {stage}; the stages are {stages}")
+        planned.require_stages([*(force or ()), *([from_stage] if from_stage else [])])
         with local_prefect():
             run = getattr(import_module(f"flows.{flow}"), flow)
             made = run(settings, tuple(force or ()), from_stage)

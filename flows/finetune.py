@@ -13,6 +13,7 @@ from tasks.call import Results
     flow_run_name="{config.name}",
     task_runner=one_at_a_time,  # type: ignore[arg-type]
     persist_result=False,
+    retries=0,
 )
 def finetune(
     config: FinetuneFlowConfig, force: tuple[str, ...] = (), from_stage: str | None = None

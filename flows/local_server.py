@@ -88,16 +88,24 @@ def _require_answer(url: str) -> None:
     import httpx
     from prefect import get_client
 
-    with get_client(sync_client=True) as client:
-        error = client.api_healthcheck()
-    if isinstance(error, httpx.TransportError):
+    try:
+        with get_client(sync_client=True) as client:
+            answer = client.request("GET", "/health")
+    except httpx.HTTPStatusError as error:
+        answer = error.response
+    except httpx.TransportError as error:
         raise InputError(
             f"PREFECT_API_URL {url} does not answer ({error}); start it, or unset it to have a local one"
+        ) from error
+    if answer.text != "true":
+        raise InputError(
+            f"PREFECT_API_URL {url} answers as no Prefect API does ({answer.status_code}); "
+            "its address ends in /api, and some want PREFECT_API_KEY"
         )
 
 
 def _own_server(stack: ExitStack) -> str:
-    home = Path(os.environ.get("RIFTCO_HOME", ".riftco")).absolute() / "prefect"
+    home = Path(os.environ.get("RIFTCO_HOME") or ".riftco").absolute() / "prefect"
     server = stack.enter_context(_started(home))
     os.environ.update(_client_environment(home, server.url))
     stack.callback(os.environ.pop, "PREFECT_API_URL", None)
@@ -108,6 +116,7 @@ def _own_server(stack: ExitStack) -> str:
 
     stack.enter_context(temporary_settings(updates={PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}))
     server.wait_until_ready()
+    LOGGER.info("Prefect shows this run at %s", server.url.removesuffix("/api"))
     return server.url
 
 

@@ -1,14 +1,18 @@
 """A DAG as the body of a Prefect flow: what all flows share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from prefect.logging.handlers import APILogHandler
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from artifacts import Store
 from flows.dag import FlowConfig, Sources
+from riftco.log import LOGGER
 from riftco.progress import show_progress
 from tasks.call import Results
+from tasks.plan import PlanRunner
 from tasks.prefect_runner import PrefectRunner
 
 AnyFlowConfig = TypeVar("AnyFlowConfig", bound=FlowConfig)
@@ -25,13 +29,33 @@ def run_dag(
 ) -> dict[str, Results]:
     """The results of each stage of a DAG, run in the store that is open to this process.
 
-    Every step is skipped if its results are there.
+    Every step is skipped if its results are there. InputError, before anything runs, for a stage that the DAG
+    does not have.
     """
-    store = Store.open()
+    store, from_stage = Store.open(), from_stage or None  # a form sends "" for nothing
     sources = Sources.read(config, store, put=True)
+    if named := [*force, *filter(None, [from_stage])]:
+        with PlanRunner(store, config.name) as plan:
+            dag(config, sources)
+        plan.require_stages(named)
     with (
+        _log_in_prefect(),
         show_progress() as report,
         PrefectRunner(store, config.name, force=force, from_stage=from_stage, report=report) as runner,
     ):
         dag(config, sources)
         return runner.made()
+
+
+@contextmanager
+def _log_in_prefect() -> Iterator[None]:
+    """The project's log in the flow run's, as `local_prefect` arranges it and a worker does not."""
+    if any(isinstance(handler, APILogHandler) for handler in LOGGER.handlers):
+        yield
+        return
+    handler = APILogHandler()
+    LOGGER.addHandler(handler)
+    try:
+        yield
+    finally:
+        LOGGER.removeHandler(handler)

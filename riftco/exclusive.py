@@ -2,14 +2,21 @@
 
 import fcntl
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+_POLL_SECONDS = 0.2
+
 
 @contextmanager
-def exclusive(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
+def exclusive(
+    path: Path, on_wait: Callable[[], None], go_on: Callable[[], None] = lambda: None
+) -> Iterator[None]:
     """Hold the lock named by a file; `on_wait` is called once if somebody else holds it. Leaves no file.
+
+    go_on: called now and then while waiting; what it raises ends the wait.
 
     The holder removes the file before letting go, so whoever waited may own the lock of a file that is no
     longer the one at `path`: then it starts over.
@@ -18,11 +25,11 @@ def exclusive(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not _is_free(descriptor):
                 on_wait()
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                while not _is_free(descriptor):  # a thread that slept in flock could not be stopped
+                    go_on()
+                    time.sleep(_POLL_SECONDS)
             if _is_at(path, descriptor):
                 try:
                     yield
@@ -31,6 +38,15 @@ def exclusive(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
                 return
         finally:
             os.close(descriptor)
+
+
+def _is_free(descriptor: int) -> bool:
+    """Whether the lock was free; it is ours now."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _is_at(path: Path, descriptor: int) -> bool:

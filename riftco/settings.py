@@ -1,13 +1,15 @@
 """Settings from a YAML file and `a.b=c` assignments onto defaults, with errors people can act on."""
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from riftco.config.fields import Source
 from riftco.errors import InputError
 
 C = TypeVar("C", bound=BaseModel)
@@ -40,8 +42,26 @@ class _DuplicateKeyError(Exception):
     """A YAML mapping has a key twice: the last would silently replace the first."""
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML without duplicate keys."""
+_KINDS = {
+    "bool": r"true|True|TRUE|false|False|FALSE",
+    "int": r"[-+]?(0|[1-9][0-9]*)",
+    "float": r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?",
+    "null": r"~|null|Null|NULL|",
+}
+"""Which texts are more than texts, as YAML 1.2's core schema has it, but decimal: 4e-3 is a number, and
+0100, 1:30, no and 2024-01-01 are texts."""
+
+
+class _Kinds:
+    """Mixed into a YAML loader or dumper, so that both take the same texts for numbers."""
+
+    yaml_implicit_resolvers: ClassVar[dict[str | None, list[tuple[str, re.Pattern[str]]]]] = {
+        None: [(f"tag:yaml.org,2002:{kind}", re.compile(f"({text})$")) for kind, text in _KINDS.items()]
+    }
+
+
+class _Loader(_Kinds, yaml.SafeLoader):
+    """Also without duplicate keys."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -54,6 +74,10 @@ class _Loader(yaml.SafeLoader):
                 )
             lines[key.value] = line
         return node
+
+
+class _Dumper(_Kinds, yaml.SafeDumper):
+    pass
 
 
 def _read_yaml(file: Path) -> Mapping[str, Any]:
@@ -89,7 +113,7 @@ def _is_text(kind: Any, names: Iterable[str]) -> bool:
     for name in names:
         field = getattr(kind, "model_fields", {}).get(name)
         kind = field.annotation if field else None
-    return kind in (str, str | None)
+    return kind in (str, str | None, Source, Source | None)
 
 
 def _parse_value(text: str, *, is_text: bool) -> Any:
@@ -97,17 +121,8 @@ def _parse_value(text: str, *, is_text: bool) -> Any:
     if is_text and text[0] not in "'\"" and text not in ("null", "~"):
         return text
     try:
-        value = _Loader(text).get_single_data()
-    except (yaml.YAMLError, ValueError):  # ValueError: what looks like a date and is none
-        value = text
-    return _number(value) if isinstance(value, str) and value and not is_text else value
-
-
-def _number(text: str) -> float | str:
-    """YAML 1.1 reads 1e-3 as text; people mean a number."""
-    try:
-        return float(text) if text[0] in "+-.0123456789" else text
-    except ValueError:
+        return _Loader(text).get_single_data()
+    except (yaml.YAMLError, ValueError):  # ValueError: more digits than Python converts
         return text
 
 
@@ -136,4 +151,4 @@ def settings_help(config: type[BaseModel]) -> str:
 
 def settings_yaml(config: BaseModel) -> str:
     """All settings as YAML that `load_config` reads back."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    return yaml.dump(config.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=True)

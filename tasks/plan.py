@@ -1,11 +1,12 @@
 """Says what a run would do, and why, without doing any of it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, cast
 
 from artifacts import Ref, Store
 from artifacts.lineage import Change, changes, shortened
+from riftco.errors import InputError
 from tasks.call import Call, Results, Runner, Unmade
 from tasks.runner import recall_intact, short
 
@@ -42,13 +43,12 @@ class PlanRunner(Runner):
         self._store = store
         self._made_before = store.run_stages(run)
         self.stages: list[StagePlan] = []
-        self.names: set[str] = set()
-        """Every stage and every step that the DAG has."""
+        self._names: set[str] = set()
 
     def run(self, call: Call) -> Results:
         """Note the stage's status; its results where they are known."""
         self.claim(call)
-        self.names |= {call.stage, call.step}
+        self._names |= {call.stage, call.step}
         if call.waits_for:
             return self._unknown(call, "waiting", "for " + ", ".join(call.waits_for))
         record, damage = recall_intact(self._store, call.key)
@@ -63,6 +63,13 @@ class PlanRunner(Runner):
     def run_all(self, calls: Sequence[Call]) -> list[Results]:
         """As `run`, for each call."""
         return [self.run(call) for call in calls]
+
+    def require_stages(self, names: Iterable[str]) -> None:
+        """InputError unless each of these is a stage or a step of the DAG."""
+        for name in names:
+            if name not in self._names:
+                stages = ", ".join(stage.stage for stage in self.stages)
+                raise InputError(f"no stage is called {name!r}; the stages are {stages}")
 
     def _known(self, call: Call, results: Results, status: Status, reason: str) -> Results:
         self.stages.append(StagePlan(call.stage, call.title, status, reason))

@@ -78,6 +78,7 @@ class PrefectRunner(PlainRunner):
             task_run_name=f"{call.title} {self.run_name}",
             cache_policy=NO_CACHE,
             persist_result=False,
+            retries=0,
         )
 
     def _results(self, state: State[Any]) -> Results:

@@ -95,7 +95,8 @@ class PlainRunner(Runner):
         if record is None:
             lock = self.store.root / "locks" / f"{key}.lock"
             waiting = f"{call.title}: another process is making it; waiting"
-            with exclusive(lock, lambda: LOGGER.info(waiting)):
+            stopped = f"{call.title} was stopped while another process was making it"
+            with exclusive(lock, lambda: LOGGER.info(waiting), lambda: self._go_on(stopped)):
                 record = None if forced else recall_intact(self.store, key)[0]
                 cached = record is not None
                 record = record or self._make(call, key)
@@ -124,10 +125,13 @@ class PlainRunner(Runner):
             LOGGER.warning("%s: differs from the intact results of an earlier run, which stay", call.title)
         return standing
 
+    def _go_on(self, stopped: str) -> None:
+        if self._stopping.is_set():
+            raise Interrupted(stopped)
+
     def _progress(self, title: str) -> Callable[..., None]:
         def progress(done: int, total: int, **numbers: float) -> None:
-            if self._stopping.is_set():
-                raise Interrupted(f"{title} was stopped at {done} of {total}")
+            self._go_on(f"{title} was stopped at {done} of {total}")
             self._report(title, done, total, numbers)
 
         return progress

@@ -11,9 +11,9 @@ from torch.autograd.graph import increment_version
 from torch.nn.functional import pad
 
 from kernels.decode_step.int8 import RUN
-from kernels.decode_step.weights import Kind, Linear, Norm, PlainWeights
+from kernels.decode_step.weights import Kind, Linear, Norm, PlainWeights, dequantized
 from kernels.native import Pointer, function
-from kernels.nf4 import PackedNf4, dequantize_nf4
+from kernels.nf4 import PackedNf4
 from kernels.nf4.reference import decode_scales
 
 _PANEL = 16
@@ -133,7 +133,7 @@ class Panels:
         if len(packed) == len(weights) and run % 4 == 0:
             kind, panels, scales = _NF4, _code_panels(packed), _scale_panels(packed, run)
         else:
-            floats = [dequantize_nf4(w) if isinstance(w, PackedNf4) else w for w in weights]
+            floats = [dequantized(weight) for weight in weights]
             if self._kind in ("bfloat16", "int8"):
                 in_bytes = self._kind == "int8"
                 kind, (panels, scales) = _INT8 if in_bytes else _BFLOAT16, pack_fixed_panels(floats, in_bytes)

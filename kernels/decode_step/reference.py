@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.decode_step.int8 import Int8Weight
-from kernels.decode_step.weights import Block, Linear, Norm, PlainWeights
+from kernels.decode_step.weights import Block, Linear, Norm, PlainWeights, dequantized
 from kernels.nf4 import PackedNf4, nf4_linear
 
 
@@ -98,5 +97,4 @@ def _normalize(x: Tensor, norm: Norm, epsilon: float) -> Tensor:
 def _linear(x: Tensor, linear: Linear) -> Tensor:
     if isinstance(linear.weight, PackedNf4):
         return nf4_linear(x, linear.weight, linear.bias)
-    weight = linear.weight.dequantize() if isinstance(linear.weight, Int8Weight) else linear.weight
-    return functional.linear(x, weight.to(x.dtype), linear.bias)
+    return functional.linear(x, dequantized(linear.weight).to(x.dtype), linear.bias)

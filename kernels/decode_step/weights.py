@@ -116,6 +116,13 @@ class PlainWeights:
         )
 
 
+def dequantized(weight: Matrix) -> Tensor:
+    """The weight's values as a tensor `[out, in]`."""
+    if isinstance(weight, Int8Weight):
+        return weight.dequantize()
+    return dequantize_nf4(weight) if isinstance(weight, PackedNf4) else weight
+
+
 def device_of(tensors: Tensors) -> torch.device:
     """Where the first tensor lies, and with it the others, as `PlainWeights.collect` makes sure."""
     return next(map(_device, tensors.values()), torch.device("cpu"))

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import StringConstraints, model_validator
 
-from riftco.config.fields import Config
+from riftco.config.fields import Config, Source
 from riftco.config.serving import ServingConfig
 from riftco.config.stages import CorpusConfig, EvaluationConfig, InstructionsConfig, RankSweepConfig
 from riftco.config.training import LORA_TARGETS, LoraConfig, PostTrainingConfig, PretrainingConfig
@@ -74,7 +74,7 @@ class FinetuneFlowConfig(Config):
 
     name: RunName = "finetune"
     """Name of the run: results are found under runs/<name>."""
-    base: str = "demo/pretrain"
+    base: Source = "demo/pretrain"
     """The model to tune: a .rift file, a name such as demo/pretrain, or an artifact id."""
     instructions: InstructionsConfig = InstructionsConfig()
     post_training: PostTrainingConfig = _DEMO_POST_TRAINING

@@ -4,14 +4,14 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from riftco.config.fields import Config, Fraction, OpenFraction, PositiveFloat, PositiveInt, Seed
+from riftco.config.fields import Config, Fraction, OpenFraction, PositiveFloat, PositiveInt, Seed, Source
 from riftco.config.training import PostTrainingConfig
 
 
 class CorpusConfig(Config):
     """Raw text: the built-in micro-world, or files of your own."""
 
-    path: str | None = None
+    path: Source | None = None
     """A text file or a folder of `.txt` files; none generates micro-world stories."""
     stories: PositiveInt = 20_000
     """Micro-world stories to generate."""
@@ -27,7 +27,7 @@ class CorpusConfig(Config):
 class InstructionsConfig(Config):
     """Instruction data: micro-world questions, or a JSONL file of your own."""
 
-    path: str | None = None
+    path: Source | None = None
     """A JSONL file with `prompt` and `response` on each line; none generates micro-world questions."""
     examples: PositiveInt = 12_000
     """Micro-world questions to generate."""

@@ -129,7 +129,8 @@ def test_a_local_run_brings_its_server_and_leaves_its_records(
         "repeat-text 3",
         "write-text",
     ]
-    terminal = [line[9:] for line in log.splitlines()]  # without the time of day
+    address, *terminal = [line[9:] for line in log.splitlines()]  # without the time of day
+    assert address == f"Prefect shows this run at {url.removesuffix('/api')}"
     assert sorted(terminal) == sorted(lines), "the terminal shows the lines of the steps and no others"
 
 
@@ -186,6 +187,14 @@ def test_a_given_server_that_is_down_is_one_line_with_its_address(tmp_path: Path
     assert (process.returncode, output, log.count("\n")) == (2, "", 1), log
     assert f"PREFECT_API_URL {url} does not answer" in log
     assert "start it, or unset it" in log
+
+
+def test_an_address_that_lacks_api_is_told(prefect_api: str, tmp_path: Path) -> None:
+    url = prefect_api.removesuffix("/api")
+    with toy_run(tmp_path / "store", "text", RIFTCO_HOME=str(tmp_path), PREFECT_API_URL=url) as process:
+        _, log = process.communicate(timeout=SECONDS)
+    assert process.returncode != 0
+    assert f"PREFECT_API_URL {url} answers as no Prefect API does (404); its address ends in /api" in log
 
 
 def test_the_server_sends_nothing_anywhere(prefect_api: str) -> None:

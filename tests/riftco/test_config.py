@@ -102,3 +102,18 @@ def test_the_metadata_of_defaults_is_the_originals_and_what_cannot_change_a_resu
     assert {"precision", "compile", "nonfinite", "end_of_text", "checkpoint_steps"}.isdisjoint(plain)
     changed = contract_dump(PretrainingConfig(precision="bf16", checkpoint_steps=5, sample_prompt="x"))
     assert changed == plain | {"precision": "bf16"}
+
+
+def defaults_of(schema: dict[str, Any]) -> Any:
+    """What a form made of the schema fills in."""
+    if "properties" not in schema:
+        return schema["default"]
+    return {name: defaults_of(part) for name, part in schema["properties"].items()}
+
+
+@pytest.mark.parametrize("flow", [PipelineConfig, PretrainFlowConfig, FinetuneFlowConfig])
+def test_a_form_fills_in_what_the_settings_have(flow: type[BaseModel]) -> None:
+    schema = flow.model_json_schema()
+    assert defaults_of(schema) == flow().model_dump(mode="json")
+    assert schema["properties"]["evaluation"]["properties"]["stories"]["exclusiveMinimum"] == 0
+    assert "$ref" not in str(schema)

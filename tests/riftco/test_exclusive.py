@@ -80,3 +80,17 @@ def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
             assert waited.is_set()
             assert holder.wait(10) == -signal.SIGKILL
     assert not path.exists()
+
+
+def test_what_is_raised_while_waiting_ends_the_wait(tmp_path: Path) -> None:
+    turns: list[int] = []
+
+    def tire() -> None:
+        turns.append(1)
+        if len(turns) == 3:
+            raise TimeoutError
+
+    with exclusive(tmp_path / "a.lock", nobody_waits):
+        with pytest.raises(TimeoutError), exclusive(tmp_path / "a.lock", lambda: None, tire):
+            raise AssertionError("entered a lock that is held")
+        assert len(turns) == 3

@@ -31,11 +31,43 @@ def test_a_file_then_assignments_change_only_what_they_name(tmp_path: Path) -> N
     assert config.serving == DEFAULTS.serving
 
 
-@pytest.mark.parametrize(("text", "value"), [("1e-3", 1e-3), ("2", 2.0), (".5", 0.5)])
-def test_numbers_are_read_as_people_write_them(text: str, value: float) -> None:
-    assert (
-        load_config(DEFAULTS, None, [f"pretraining.learning_rate={text}"]).pretraining.learning_rate == value
-    )
+@pytest.mark.parametrize(("text", "value"), [("1e-3", 1e-3), ("2", 2.0), (".5", 0.5), ("+4.E-2", 0.04)])
+def test_numbers_are_read_as_people_write_them(text: str, value: float, tmp_path: Path) -> None:
+    assert rates_of(text, tmp_path) == [value, value]
+
+
+@pytest.mark.parametrize("text", ["0100", "1:30", "0x10", "0b1", "1_0", "yes", ".inf", "1e999", "2024-11-05"])
+def test_nothing_else_is_a_number(text: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"pretraining\.learning_rate"):
+        load_config(DEFAULTS, None, [f"pretraining.learning_rate={text}"])
+    (tmp_path / "settings.yaml").write_text(f"pretraining: {{learning_rate: {text}}}")
+    with pytest.raises(InputError, match=r"pretraining\.learning_rate"):
+        load_config(DEFAULTS, tmp_path / "settings.yaml")
+
+
+def rates_of(text: str, folder: Path) -> list[float]:
+    """The learning rate as a file and as an assignment give it."""
+    file = folder / "settings.yaml"
+    file.write_text(f"pretraining:\n  learning_rate: {text}\n")
+    assignment = f"pretraining.learning_rate={text}"
+    both = load_config(DEFAULTS, file), load_config(DEFAULTS, None, [assignment])
+    return [config.pretraining.learning_rate for config in both]
+
+
+@pytest.mark.parametrize("text", ["4e-3", "0100", "yes", "true", "null", "~", "2024-11-05", "1:30", "#", "="])
+def test_listed_settings_give_texts_again(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    config = load_config(DEFAULTS, None, [f"instructions.split_seed='{text}'"])
+    file.write_text(settings_yaml(config))
+    assert load_config(DEFAULTS, file) == config
+    assert config.instructions.split_seed == text
+
+
+@pytest.mark.parametrize("setting", ["corpus.path", "instructions.path", "base"])
+def test_an_empty_path_is_no_path(setting: str) -> None:
+    flow = FinetuneFlowConfig() if setting != "corpus.path" else DEFAULTS
+    with pytest.raises(InputError, match=f"{setting}: String should have at least 1 character"):
+        load_config(flow, None, [f'{setting}=""'])
 
 
 @pytest.mark.parametrize("text", ["2024-13-45", "2024-11-05", "9e0745", "123456", "0123", "1e3", "true"])
@@ -50,7 +82,8 @@ def test_a_text_setting_takes_whatever_is_given_as_text(text: str) -> None:
     [("a #b: c", "a #b: c"), ("'null'", "null"), ('"\\n"', "\n"), ('"8"', "8"), ('""', "")],
 )
 def test_a_text_is_taken_as_it_stands_unless_it_is_quoted(given: str, value: str) -> None:
-    assert load_config(DEFAULTS, None, [f"corpus.path={given}"]).corpus.path == value
+    config = load_config(DEFAULTS, None, [f"instructions.split_seed={given}"])
+    assert config.instructions.split_seed == value
 
 
 def test_null_resets_an_optional_setting_and_an_empty_value_is_refused() -> None:
@@ -79,7 +112,7 @@ def test_all_settings_as_yaml_are_read_back(tmp_path: Path, config: BaseModel) -
         ("pretraining.steps=true", r"pretraining.steps: .*valid integer, got True"),
         ("pretraining.steps=1.5", r"pretraining.steps: .*valid integer, got 1.5"),
         ("pretraining.head_count=7", "model_width [0-9]+ is not a multiple of head_count 7"),
-        ("pretraining.learning_rate=.nan", r"pretraining.learning_rate: .*, got nan"),
+        ("pretraining.learning_rate=.nan", r"pretraining.learning_rate: .*, got '.nan'"),
         ("name=Not A Name", "name: "),
     ],
 )

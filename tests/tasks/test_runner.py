@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from artifacts import Ref, Store
+from artifacts import Ref, Store, step_key
 from artifacts.fsck import check_store
+from riftco.exclusive import exclusive
 from tasks.call import Results, Work
 from tasks.runner import Interrupted, PlainRunner, readable
 from tasks.step import main_result, step
@@ -279,6 +280,18 @@ def test_a_stopped_runner_interrupts_a_body_at_its_next_progress(store: Store) -
     with pytest.raises(Interrupted, match="endless was stopped at 0 of 10000"), runner:
         endless()
     assert store.run_stages("demo") == {}
+
+
+def test_a_stopped_runner_waits_for_nobody(store: Store) -> None:
+    @step(version=1)
+    def held(work: Work) -> Results:
+        raise AssertionError("ran beside the holder")
+
+    runner = PlainRunner(store, "demo")
+    runner._stopping.set()
+    lock = store.root / "locks" / f"{step_key('held', 1, {})}.lock"
+    with exclusive(lock, lambda: None), runner, pytest.raises(Interrupted, match="held was stopped while"):
+        held()
 
 
 def test_a_runner_of_another_thread_waits_and_then_finds_the_results(
