@@ -4,6 +4,7 @@ Heavy imports happen inside the commands, so that `--help` answers at once.
 """
 
 import hashlib
+import importlib.metadata
 import json
 import os
 from collections.abc import Iterator
@@ -39,6 +40,22 @@ app = typer.Typer(
 )
 
 app.add_typer(store_app, name="store")
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"riftco {importlib.metadata.version('riftco')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _riftco(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say the version and end.")
+    ] = False,
+) -> None:
+    pass
+
 
 Output = Annotated[Path, typer.Option("--output", "-o", help="Bundle to write.", metavar="FILE.rift")]
 

@@ -1,6 +1,7 @@
 """The commands of `riftco` that run a model: `generate`, `serve`, and `key` for whoever may ask a server."""
 
 import math
+import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -9,6 +10,7 @@ import typer
 from artifacts import ModelBundle
 from riftco.commands import Assignments, ConfigFile, Model, names_a_file, open_bundle, user_errors
 from riftco.config import ServingConfig
+from riftco.data.text import decode_utf8
 from riftco.errors import InputError
 from riftco.settings import load_config
 
@@ -18,7 +20,9 @@ Weights = Literal["float32", "bfloat16", "int8", "nf4"]
 
 def generate(
     model: Model,
-    prompt: Annotated[str, typer.Argument(help="Text to continue.")],
+    prompt: Annotated[
+        str | None, typer.Argument(help="Text to continue; - or none in a pipe reads standard input.")
+    ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="How many tokens to add at most.")] = 64,
     temperature: Annotated[float, typer.Option(min=0, help="0 always takes the likeliest token.")] = 0.0,
     top_k: Annotated[int | None, typer.Option(min=1, help="Draw among the k likeliest only.")] = None,
@@ -26,14 +30,17 @@ def generate(
     seed: Annotated[int, typer.Option(min=0, help="Same seed, same text.")] = 0,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be repeated.")] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Ask in the chat template of post-training.")] = False,
+    echo: Annotated[bool, typer.Option("--echo/--no-echo", help="Print the prompt before the text.")] = True,
 ) -> None:
     """Continue a prompt, or answer it with --chat, as the text is made.
 
-    Example: `riftco generate demo/post-train --chat "Mara was in the barn. Where is Mara now?"`
+    Examples: `riftco generate demo/post-train --chat "Mara was in the barn. Where is Mara now?"`,
+    `riftco generate book.rift --no-echo < beginning.txt > rest.txt`
     """
     with user_errors(resumes=False):
         if not temperature and (top_k is not None or top_p != 1):
             raise InputError("--top-k and --top-p need a --temperature above 0")
+        prompt = _prompt(prompt)
         bundle = open_bundle(model)
         from riftco.chat_template import ChatMessage
         from riftco.serving import ModelService
@@ -41,7 +48,7 @@ def generate(
         from riftco.serving.engine import generate as events
 
         with ModelService(bundle, ServingConfig(maximum_running=1)) as service:
-            text, stops, before = prompt, tuple(stop or ()), prompt
+            text, stops, before = prompt, tuple(stop or ()), prompt if echo else ""
             if chat:
                 text, before = service.template.render([ChatMessage("user", prompt)]), ""
                 stops += service.template.stop
@@ -59,6 +66,15 @@ def generate(
                 typer.echo(before + event.text, nl=False)
                 before = ""
         typer.echo()
+
+
+def _prompt(given: str | None) -> str:
+    """The prompt as given, or what standard input holds."""
+    if given not in (None, "-"):
+        return given
+    if sys.stdin.isatty():
+        raise InputError("give a prompt, or pipe one in: riftco generate MODEL < prompt.txt")
+    return decode_utf8(sys.stdin.buffer.read(), source="standard input")
 
 
 def serve(

@@ -138,8 +138,10 @@ def _merge(values: dict[str, Any], changes: Mapping[str, Any], source: str, pref
 
 def _unknown(path: str, prefix: str, values: Mapping[str, Any], source: str) -> str:
     name = path.removeprefix(prefix)
-    near = difflib.get_close_matches(name, values, n=1)
-    hint = f"did you mean {prefix}{near[0]}?" if near else f"there are {', '.join(values)}"
+    within = [f"{group}.{name}" for group, own in values.items() if isinstance(own, dict) and name in own]
+    near = within or difflib.get_close_matches(name, values, n=1)
+    meant = " or ".join(prefix + one for one in near)
+    hint = f"did you mean {meant}?" if near else f"there are {', '.join(values)}"
     return f"{source}: unknown setting {path}; {hint}"
 
 

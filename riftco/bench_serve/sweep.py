@@ -138,7 +138,8 @@ async def _first(client: httpx.AsyncClient, body: dict[str, object]) -> Outcome:
     """A request before the others: it warms the server up and shows what would fail."""
     outcome = await complete(client, body)
     if outcome.error is not None:
-        raise InputError(f"{client.base_url}: the first request failed: {outcome.error}")
+        remedy = "--prompt-tokens and --new-tokens say what is asked"
+        raise InputError(f"{client.base_url}: the first request failed: {outcome.error}; {remedy}")
     return outcome
 
 

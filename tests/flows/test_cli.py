@@ -1,6 +1,7 @@
 """The `riftco` command as a person meets it: help, errors, files in and files out."""
 
 import errno
+import importlib.metadata
 import json
 import os
 import re
@@ -99,6 +100,10 @@ def test_generate_gives_the_recorded_continuation() -> None:
     recorded = json.loads((FIXTURES / "byte.reference.json").read_text())["greedy"][0]
     result = riftco("generate", BYTE, recorded["prompt"], "--max-new-tokens", recorded["max_new_tokens"])
     assert result.output.rstrip("\n") == recorded["text"].rstrip("\n")
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    assert riftco("--version").output == f"riftco {importlib.metadata.version('riftco')}\n"
 
 
 def test_show_tells_what_a_bundle_is() -> None:

@@ -39,6 +39,17 @@ def test_chat_gives_the_answer_alone_and_ends_it_before_the_next_turn(tmp_path: 
     assert riftco("generate", path, "hi", "--chat", "--max-new-tokens", 8, "--stop", cut) == (0, expected)
 
 
+def test_generate_reads_a_pipe_and_can_print_the_new_text_alone() -> None:
+    code, whole = riftco("generate", BYTE, "the ", "--max-new-tokens", 5)
+    for words in ((), ("-",)):
+        command = ["generate", str(BYTE), *words, "--max-new-tokens", "5"]
+        result = CliRunner().invoke(app, command, input="the ")
+        assert (code, result.exit_code, result.output) == (0, 0, whole)
+    assert riftco("generate", BYTE, "the ", "--max-new-tokens", 5, "--no-echo") == (0, whole[4:])
+    broken = CliRunner().invoke(app, ["generate", str(BYTE)], input=b"ab\xff")
+    assert (broken.exit_code, "standard input:1: not UTF-8" in broken.output) == (2, True)
+
+
 def test_a_setting_that_cannot_be_is_one_line(tmp_path: Path) -> None:
     code, output = riftco("generate", BYTE, "the ", "--temperature", 1, "--top-k", 30)
     assert (code, output) == (2, "riftco: top_k must not exceed the vocabulary of 29\n")

@@ -104,10 +104,11 @@ def test_all_settings_as_yaml_are_read_back(tmp_path: Path, config: BaseModel) -
 @pytest.mark.parametrize(
     ("assignment", "message"),
     [
+        ("validation_fraction=0.1", r"did you mean corpus\.validation_fraction or instructions\.valid"),
         ("pretraining.stepz=1", "unknown setting pretraining.stepz; did you mean pretraining.steps?"),
         ("serving.qqq=1", "unknown setting serving.qqq; there are backend, maximum_new_tokens"),
         ("steps", "write it as field.name=value"),
-        ("steps.x=5", "unknown setting steps; there are"),
+        ("steps.x=5", "unknown setting steps; did you mean pretraining.steps or post_training.steps?"),
         ("pretraining.steps=0", r"pretraining.steps: .*greater than 0, got 0"),
         ("pretraining.steps=true", r"pretraining.steps: .*valid integer, got True"),
         ("pretraining.steps=1.5", r"pretraining.steps: .*valid integer, got 1.5"),
