@@ -5,6 +5,7 @@ A template is known by the name of the formatter that post-training records in a
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, Literal, Protocol
 
 Role = Literal["system", "user", "assistant"]
@@ -40,22 +41,34 @@ class PlainChat:
     stop = ("\n### User:",)
 
     def render(self, messages: Sequence[ChatMessage]) -> str:
-        """User and assistant in turns, the user first and last."""
+        """User and assistant in turns, the user first and last.
+
+        System messages before them begin the first question: the template has no turn of their own.
+        """
+        system = [message.content for message in takewhile(lambda one: one.role == "system", messages)]
+        turns = list(messages[len(system) :])
         expected: Role = "user"
-        for message in messages:
+        for message in turns:
             if message.role != expected:
                 raise ValueError(
                     f"a {message.role} message came where this model's template, {self.name}, has one of the "
-                    f"{expected}; it knows user and assistant in turns, the user first and last"
+                    f"{expected}; it knows user and assistant in turns, the user first and last, and system "
+                    "messages before them"
                 )
             expected = "assistant" if expected == "user" else "user"
         if expected == "user":
             raise ValueError("a conversation must end with a user message, which the answer follows")
-        return "".join(map(_turn, messages)) + "### Assistant:\n"
+        said = [text for text in map(_trimmed, [*system, turns[0].content]) if text]
+        turns[0] = ChatMessage("user", "\n\n".join(said))
+        return "".join(map(_turn, turns)) + "### Assistant:\n"
 
 
 def _turn(message: ChatMessage) -> str:
-    return f"### {message.role.capitalize()}:\n{message.content.strip(ASCII_WHITESPACE)}\n"
+    return f"### {message.role.capitalize()}:\n{_trimmed(message.content)}\n"
+
+
+def _trimmed(text: str) -> str:
+    return text.strip(ASCII_WHITESPACE)
 
 
 PLAIN = PlainChat()

@@ -35,6 +35,12 @@ def test_a_prompt_is_what_training_masked() -> None:
         assert PLAIN.render(said(prompt)) == PlainChatFormatter().format_prompt(prompt)
 
 
+def test_what_the_system_says_begins_the_first_question() -> None:
+    system = [ChatMessage("system", " Be brief. \n"), ChatMessage("system", " ")]
+    asked = said("Why?", "So.", "Why so?")
+    assert PLAIN.render([*system, *asked]) == PLAIN.render(said("Be brief.\n\nWhy?", "So.", "Why so?"))
+
+
 def test_only_ascii_white_space_is_trimmed() -> None:
     assert PLAIN.render(said(" \t\n\r\v\fx\u2003\f\v\r\n\t ")) == "### User:\nx\u2003\n### Assistant:\n"
 
@@ -53,7 +59,7 @@ def test_the_stop_string_begins_the_next_question() -> None:
         ([], "end with a user message"),
         (["user", "assistant"], "end with a user message"),
         (["assistant"], "a assistant message"),
-        (["system", "user"], "a system message"),
+        (["system"], "end with a user message"),
         (["user", "user"], "a user message"),
         (["user", "assistant", "assistant"], "a assistant message"),
         (["user", "system", "user"], "a system message"),
