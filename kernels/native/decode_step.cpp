@@ -11,7 +11,7 @@
 
 namespace {
 
-constexpr int64_t GROUP = 8;                         // rows that meet a block of keys and values together
+constexpr int64_t GROUP = 16;                        // rows that meet a block of keys and values together
 constexpr int64_t PARALLEL_WORK = int64_t(1) << 15;  // multiply-adds of a product that are worth a thread
 
 }  // namespace

@@ -79,6 +79,49 @@ struct Row {
     int64_t seen;  // how many positions it sees
 };
 
+// A block's first `count` keys with their elements side by side, [padded width, BLOCK], and zeros beyond both.
+template <class T>
+void transpose_keys(const T *const *keys, int64_t count, int64_t width, float *out) {
+    for (int64_t j = 0; j < count; j += LANES)
+        for (int64_t c = 0; c < width; c += LANES) {
+            vf square[LANES];
+            for (int64_t i = 0; i < LANES; i++) {
+                if (j + i >= count) square[i] = vf{};
+                else if (c + LANES <= width) square[i] = load(keys[j + i] + c);
+                else square[i] = load_first(keys[j + i] + c, width - c);
+            }
+            transpose(square);
+            for (int64_t i = 0; i < LANES; i++) store(out + (c + i) * BLOCK + j, square[i]);
+        }
+}
+
+// The branch of `sum`'s tree that holds each STEP-th lane from `lane` on, for a vector of keys and ROWS rows.
+template <int ROWS, int STEP = 1>
+INLINE void score_branch(const Row *rows, const float *keys, int64_t width, int64_t lane, vf (&out)[ROWS]) {
+    if constexpr (STEP < LANES) {
+        vf other[ROWS];
+        score_branch<ROWS, 2 * STEP>(rows, keys, width, lane, out);
+        score_branch<ROWS, 2 * STEP>(rows, keys, width, lane + STEP, other);
+        for (int r = 0; r < ROWS; r++) out[r] += other[r];
+    } else {
+        for (int r = 0; r < ROWS; r++) out[r] = vf{};
+        for (int64_t c = lane; c < width; c += LANES) {
+            vf key = load(keys + c * BLOCK);
+            for (int r = 0; r < ROWS; r++) out[r] = fma(key, splat(rows[r].q[c]), out[r]);
+        }
+    }
+}
+
+// As `score`, for ROWS rows and whole vectors of keys from `transpose_keys`: without a sum over lanes.
+template <int ROWS>
+void score_together(const Row *rows, const float *keys, int64_t count, int64_t width, float (*scores)[BLOCK]) {
+    for (int64_t j = 0; j < count; j += LANES) {
+        vf totals[ROWS];
+        score_branch<ROWS>(rows, keys + j, width, 0, totals);
+        for (int r = 0; r < ROWS; r++) store(scores[r] + j, totals[r]);
+    }
+}
+
 // out[COUNT vectors from c on] += sum of weight j times value j, for ROWS rows. `rest` < LANES: how many lanes of the
 // last vector are there, or 0 for all.
 template <int ROWS, int COUNT, class T>
@@ -111,12 +154,10 @@ void add_values(const Row *rows, const float (*weights)[BLOCK], const T *const *
     if (c < width) add_slab<ROWS, 1>(rows, weights, values, begin, end, c, width - c);
 }
 
-// The weights of a block's first `count` positions for a row, against its running maximum.
-template <class T>
-void weigh(Row &row, const Block<T> &block, int64_t count, int64_t width, float scores[BLOCK]) {
+// Scores to weights of a block's first `count` positions for a row, against its running maximum.
+inline void weigh(Row &row, int64_t count, int64_t width, float scores[BLOCK]) {
     int64_t padded = (count + LANES - 1) / LANES * LANES;
-    std::fill(scores + count / LANES * LANES, scores + padded, -INFINITY);
-    score(row.q, block.keys, count, width, scores);
+    std::fill(scores + count, scores + padded, -INFINITY);
     vf block_highest = load(scores);
     for (int64_t j = LANES; j < padded; j += LANES) block_highest = maximum(load(scores + j), block_highest);
     float highest = std::max(row.highest, largest(block_highest));
@@ -133,45 +174,55 @@ void weigh(Row &row, const Block<T> &block, int64_t count, int64_t width, float 
     }
 }
 
-// A block's first `count` rows as floats in `wide`, [2, count, width].
-inline Block<float> widened(const Block<bf16> &block, int64_t count, int64_t width, std::vector<float> &wide) {
-    wide.resize(2 * count * width + LANES);  // whole vectors are written
-    Block<float> out;
-    float *to = wide.data();
-    for (auto [from, rows] : {std::pair{block.keys, out.keys}, std::pair{block.values, out.values}})
-        for (int64_t j = 0; j < count; j++, to += width) {
-            rows[j] = to;
-            int64_t c = 0;
-            for (; c + LANES <= width; c += LANES) store(to + c, load(from[j] + c));
-            if (c < width) store(to + c, load_first(from[j] + c, width - c));
-        }
-    return out;
+// The first `count` rows of keys or values as floats in `wide`, [count, width].
+inline void widen(const bf16 *const *from, int64_t count, int64_t width, float *wide, const float **rows) {
+    for (int64_t j = 0; j < count; j++, wide += width) {
+        rows[j] = wide;
+        int64_t c = 0;
+        for (; c + LANES <= width; c += LANES) store(wide + c, load(from[j] + c));
+        if (c < width) store_first(wide + c, load_first(from[j] + c, width - c), width - c);
+    }
 }
 
 // Rows of one sequence, each seeing at least as much as the one before, meet the block of positions from `at` on.
 template <class T>
 void meet_block(Row *rows, int64_t row_count, const Block<T> &block, int64_t at, int64_t width) {
-    auto each = [&](const auto &keys_and_values) {
+    auto count = [&](const Row &row) { return std::min(BLOCK, row.seen - at); };
+    static thread_local std::vector<float> transposed, wide;
+    bool together = row_count >= TOGETHER;  // worth turning the keys
+    int64_t all = count(rows[row_count - 1]);
+    if (together) {
+        transposed.resize((width + LANES) * BLOCK);
+        transpose_keys(block.keys, all, width, transposed.data());
+    }
+    auto meet = [&](const auto *const *values) {
         float weights[TOGETHER][BLOCK];
-        auto count = [&](const Row &row) { return std::min(BLOCK, row.seen - at); };
         for (int64_t first = 0; first < row_count; first += TOGETHER) {
             Row *some = rows + first;
             int64_t size = std::min<int64_t>(TOGETHER, row_count - first);
             int64_t shared = size == TOGETHER ? std::max<int64_t>(0, count(some[0])) : 0;  // what all of them see
-            for (int64_t r = 0; r < size; r++)
-                if (some[r].seen > at) weigh(some[r], keys_and_values, count(some[r]), width, weights[r]);
-            if (shared) add_values<TOGETHER>(some, weights, keys_and_values.values, 0, shared, width);
+            if (together && size == TOGETHER)
+                score_together<TOGETHER>(some, transposed.data(), count(some[size - 1]), width, weights);
+            for (int64_t r = 0; r < size; r++) {
+                if (some[r].seen <= at) continue;
+                if (!together) score(some[r].q, block.keys, count(some[r]), width, weights[r]);
+                else if (size < TOGETHER) score_together<1>(some + r, transposed.data(), count(some[r]), width, weights + r);
+                weigh(some[r], count(some[r]), width, weights[r]);
+            }
+            if (shared) add_values<TOGETHER>(some, weights, values, 0, shared, width);
             for (int64_t r = 0; r < size; r++)
                 if (count(some[r]) > shared)
-                    add_values<1>(some + r, weights + r, keys_and_values.values, shared, count(some[r]), width);
+                    add_values<1>(some + r, weights + r, values, shared, count(some[r]), width);
         }
     };
     if constexpr (sizeof(T) == sizeof(bf16))
-        if (row_count > 1) {  // widened once for all
-            static thread_local std::vector<float> wide;
-            return each(widened(block, std::min(BLOCK, rows[row_count - 1].seen - at), width, wide));
+        if (together) {  // widened once for all
+            const float *values[BLOCK];
+            wide.resize(all * width);
+            widen(block.values, all, width, wide.data(), values);
+            return meet(values);
         }
-    each(block);
+    meet(block.values);
 }
 
 }  // namespace
