@@ -73,7 +73,7 @@ def _loss(findings: RunFindings) -> str:
 
 def _stories(findings: RunFindings) -> str:
     samples = findings.stories
-    text = "## Stories\n\n" + "".join(f"> {story}\n\n" for story in samples["stories"][:3])
+    text = "## Stories\n\n" + "".join(f"{_quoted(story)}\n\n" for story in samples["stories"][:3])
     if "consistent" in samples:
         aspects = ("consistent", "person", "object", "place")
         shares = [f"{100 * samples[aspect]:.0f} %" for aspect in aspects]
@@ -83,13 +83,20 @@ def _stories(findings: RunFindings) -> str:
 
 
 def _questions(findings: RunFindings) -> str:
-    models = list(findings.answers)
-    first = findings.answers[models[0]]
-    rows = [("all", *(_percent(findings.answers[m]["accuracy"]) for m in models))]
-    for kind in first["accuracy_by_kind"]:  # empty where records have no kind
-        shares = (findings.answers[m]["accuracy_by_kind"][kind] for m in models)
-        rows.append((kind.replace("_", " "), *map(_percent, shares)))
-    return f"## Questions answered right, of {first['questions']}\n\n" + table(("kind", *models), rows)
+    answers = findings.answers.values()  # all to the same questions
+    first = next(iter(answers))
+    rows = [_questions_row("all", answers)]
+    for kind in first["by_kind"]:  # empty where records have no kind
+        rows.append(_questions_row(kind.replace("_", " "), [each["by_kind"][kind] for each in answers]))
+    text = "## Questions answered right\n\n" + table(("kind", "questions", *findings.answers), rows)
+    if first["too_long"]:
+        text += f"\n{first['too_long']} more are longer than the context with their answer, and left out.\n"
+    return text
+
+
+def _questions_row(kind: str, scores: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    scores = list(scores)
+    return (kind, str(scores[0]["questions"]), *(_percent(score["accuracy"]) for score in scores))
 
 
 def _ranks(findings: RunFindings) -> str:
@@ -106,7 +113,8 @@ def _ranks(findings: RunFindings) -> str:
 def _serving(findings: RunFindings) -> str:
     exchange = findings.serving["exchanges"][0]
     answer = exchange["answer"].split("\n")[0]
-    return f"## Served\n\n```text\n> {exchange['prompt']}\n{answer}\n```\n"
+    cut = "" if exchange["asked"] == exchange["prompt"] else " …"
+    return f"## Served\n\n```text\n> {exchange['asked']}{cut}\n{answer}\n```\n"
 
 
 def _bundles(findings: RunFindings) -> str:
@@ -119,5 +127,10 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
+def _quoted(text: str) -> str:
+    """A Markdown quotation, line by line."""
+    return "\n".join(f"> {line}".rstrip() for line in text.split("\n"))
+
+
+def _percent(share: float | None) -> str:
+    return "none" if share is None else f"{100 * share:.0f} %"

@@ -20,7 +20,7 @@ def plot_loss(
     return {"plot": work.store.put_bytes("image", curve)}
 
 
-@step(version=1)
+@step(version=2)
 def report(
     work: Work,
     name: str,

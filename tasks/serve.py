@@ -30,7 +30,7 @@ class Answer:
     seconds: float
 
 
-@step(version=2)
+@step(version=3)
 def check_serving(work: Work, bundle: Ref, test: Ref, config: ServingConfig) -> Results:
     """Answers of the real HTTP server on a free port to prompts of the test split, and their latencies.
 
@@ -43,20 +43,23 @@ def check_serving(work: Work, bundle: Ref, test: Ref, config: ServingConfig) -> 
 
     prompts = [record["prompt"] for record in read_records(work.store, test)[:PROMPTS_ASKED]]
     with ModelService(work.store.load_bundle(bundle), config) as service, background_server(service) as url:
-        prompts = [_fitting(service, prompt) for prompt in prompts]
+        asked = [_fitting(service, prompt) for prompt in prompts]
         # loopback never goes by a proxy
         http_client = openai.DefaultHttpxClient(trust_env=False)
         with openai.OpenAI(base_url=f"{url}/v1", api_key="none", http_client=http_client) as client:
-            alone = [_ask(client, prompt) for prompt in prompts]
-            again = [_ask(client, prompt) for prompt in prompts]
-            with ThreadPoolExecutor(len(prompts)) as pool:
-                together = list(pool.map(lambda prompt: _ask(client, prompt), prompts))
+            alone = [_ask(client, prompt) for prompt in asked]
+            again = [_ask(client, prompt) for prompt in asked]
+            with ThreadPoolExecutor(len(asked)) as pool:
+                together = list(pool.map(lambda prompt: _ask(client, prompt), asked))
         health = service.health()
-    for prompt, *answers in zip(prompts, alone, again, together, strict=True):
+    for prompt, *answers in zip(asked, alone, again, together, strict=True):
         if health["batch_invariant"] and len({answer.text for answer in answers}) > 1:
             raise RuntimeError(f"the server's answers to {prompt!r} differ: {[a.text for a in answers]}")
     work.log.info("serving: %d requests answered alike, alone and together", 3 * len(prompts))
-    exchanges = [{"prompt": p, "answer": answer.text} for p, answer in zip(prompts, alone, strict=True)]
+    exchanges = [
+        {"prompt": prompt, "asked": beginning, "answer": answer.text}
+        for prompt, beginning, answer in zip(prompts, asked, alone, strict=True)
+    ]
     latency = {
         rounds: [{"first_token_seconds": a.first_seconds, "seconds": a.seconds} for a in answers]
         for rounds, answers in (("alone", alone), ("again", again), ("together", together))

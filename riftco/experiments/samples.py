@@ -1,4 +1,4 @@
-"""Lines a model writes: the samples and answers that a report shows and grades."""
+"""Texts a model writes: the samples and answers that a report shows and grades."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -6,50 +6,62 @@ from functools import partial
 from queue import SimpleQueue
 
 from artifacts import ModelBundle
+from riftco.chat_template import PLAIN
 from riftco.config import ServingConfig
-from riftco.data import PlainChatFormatter
+from riftco.data import InstructionExample, PlainChatFormatter, format_parts
 from riftco.serving import ModelService
 from riftco.serving.engine import Event, GenerationRequest, SamplingParams
 
 Progress = Callable[[int, int], None]
 NEWLINE = "\n"
-ANSWER_TOKENS = 24
-_ROOM = 8  # a long prompt leaves an eighth of the context for what follows it
+LEAST_ANSWER_TOKENS = 24
 
 
-def sample_lines(bundle: ModelBundle, count: int, seed: int, progress: Progress) -> list[str]:
-    """`count` lines drawn at temperature 1, each from a lone newline: where a document begins and ends."""
+def sample_documents(bundle: ModelBundle, count: int, seed: int, progress: Progress) -> list[str]:
+    """`count` documents drawn at temperature 1, each from a lone newline, which is where one begins.
+
+    Each ends with the end of text, where the tokenizer has none with its first line, or with the context.
+    """
     with _service(bundle, count) as service:
         sampling = SamplingParams(temperature=1.0, seed=seed)
-        request = _line_request(service, NEWLINE, service.maximum_context, sampling, choices=count)
+        stop = (NEWLINE,) if service.tokenizer.end_of_text_id is None else ()
+        prompt_ids, limit = service.prompt_ids(NEWLINE), service.maximum_context
+        request = GenerationRequest(prompt_ids, limit, sampling, choices=count, stop=stop, overflow="stop")
         return _complete(service, [request], progress)
 
 
-def answer_prompts(bundle: ModelBundle, prompts: Sequence[str], progress: Progress) -> list[str]:
-    """The model's greedy answer to each prompt in the chat template: one line of at most 24 tokens."""
-    template = PlainChatFormatter()
-    with _service(bundle, len(prompts)) as service:
-        texts = [template.format_prompt(prompt) for prompt in prompts]
-        requests = [_line_request(service, text, ANSWER_TOKENS, SamplingParams()) for text in texts]
-        return _complete(service, requests, progress)
+def answer_examples(
+    bundle: ModelBundle, examples: Sequence[InstructionExample], progress: Progress
+) -> list[str | None]:
+    """The model's greedy answer to each example's prompt in the chat template.
+
+    None where prompt and response together exceed the context. Every answer may have 2 tokens more than the
+    longest of the responses, and at least 24. Without an end of text it ends with its first line or, where a
+    response has several, before the next question.
+    """
+    with _service(bundle, len(examples)) as service:
+        encoded = []
+        for example in examples:
+            prompt, response = format_parts(PlainChatFormatter(), example)
+            encoded.append((service.prompt_ids(prompt), service.prompt_ids(response.rstrip(NEWLINE))))
+        fits = [len(prompt) + len(response) <= service.maximum_context for prompt, response in encoded]
+        limit = max(LEAST_ANSWER_TOKENS, 2 + max((len(response) for _, response in encoded), default=0))
+        stop: tuple[str, ...] = ()
+        if service.tokenizer.end_of_text_id is None:
+            one_line = not any(NEWLINE in example.response.strip() for example in examples)
+            stop = (NEWLINE,) if one_line else PLAIN.stop
+        asked = [prompt for (prompt, _), fit in zip(encoded, fits, strict=True) if fit]
+        requests = [GenerationRequest(prompt, limit, stop=stop, overflow="stop") for prompt in asked]
+        answers = iter(_complete(service, requests, progress))
+        return [next(answers) if fit else None for fit in fits]
 
 
-def _service(bundle: ModelBundle, lines: int) -> ModelService:
-    return ModelService(bundle, ServingConfig(backend="cpu", maximum_waiting=lines))
-
-
-def _line_request(
-    service: ModelService, text: str, limit: int, sampling: SamplingParams, choices: int = 1
-) -> GenerationRequest:
-    """What follows the text's newest tokens: up to a newline, the end of text or of the context, or `limit`
-    tokens."""
-    newest = max(1, service.maximum_context - max(1, service.maximum_context // _ROOM))
-    prompt_ids = service.prompt_ids(text)[-newest:]
-    return GenerationRequest(prompt_ids, limit, sampling, choices=choices, stop=(NEWLINE,), overflow="stop")
+def _service(bundle: ModelBundle, texts: int) -> ModelService:
+    return ModelService(bundle, ServingConfig(backend="cpu", maximum_waiting=texts))
 
 
 def _complete(service: ModelService, requests: Sequence[GenerationRequest], progress: Progress) -> list[str]:
-    """The lines of all requests, computed together, in the order of the requests and their choices."""
+    """The texts of all requests, computed together, in the order of the requests and their choices."""
     events: SimpleQueue[tuple[int, Event]] = SimpleQueue()
     for number, request in enumerate(requests):
         service.engine.submit(request, partial(_put, events, number))

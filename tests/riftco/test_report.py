@@ -17,13 +17,14 @@ METRICS = [
 
 
 def _findings(**changes: Any) -> RunFindings:
-    answers = {"accuracy": 0.5, "questions": 8, "accuracy_by_kind": {"first_place": 0.25}}
+    kinds = {"first_place": {"questions": 3, "accuracy": 0.25}}
+    answers = {"questions": 8, "accuracy": 0.5, "too_long": 2, "by_kind": kinds}
     findings: dict[str, Any] = {
         "run": "demo",
         "corpus": {"entropy_floor": 0.12},
         "pretraining": {"bits_per_byte": 0.135, "parameters": 1234567, "bytes_per_token": 4.0},
         "stories": {
-            "stories": ["A.", "B.", "C.", "D."],
+            "stories": ["A.", "B.\nBb.", "C.", "D."],
             "consistent": 0.75,
             "person": 1,
             "object": 1,
@@ -40,7 +41,7 @@ def _findings(**changes: Any) -> RunFindings:
                 {"rank": 8, "alpha": 16.0, "validation_loss": 1.0},
             ],
         },
-        "serving": {"exchanges": [{"prompt": "Who?", "answer": "Mara.\nmore"}]},
+        "serving": {"exchanges": [{"prompt": "Who is it?", "asked": "Who", "answer": "Mara.\nmore"}]},
         "bundles": {"pretrained": "ab" * 32},
     }
     return RunFindings(**findings | changes)
@@ -52,10 +53,13 @@ def _findings(**changes: Any) -> RunFindings:
         "| validation loss | 0.1350 bits per byte |",
         "| above the floor | 0.0150 bits per byte |",
         "| consistent: 75 % | 100 % | 100 % | 80 % |",
-        "| all | 0 % | 50 % |",
-        "| first place | 25 % | 25 % |",
+        "> Bb.",
+        "| all | 8 | 0 % | 50 % |",
+        "| first place | 3 | 25 % | 25 % |",
+        "2 more are longer than the context with their answer, and left out.",
         "| **8** (best) | 16 | 1.0000 | 1.1000 |",
         "| 2 | 4 | 1.5000 |  |",
+        "> Who …",
         "Mara.",
         f"| pretrained | {'ab' * 32} |",
     ],
@@ -65,7 +69,19 @@ def test_every_finding_has_its_line(line: str) -> None:
 
 
 def test_what_is_not_known_is_not_said() -> None:
-    text = markdown(_findings(corpus={"entropy_floor": None}, stories={"stories": ["A."]}))
+    answers = {"questions": 0, "accuracy": None, "too_long": 0, "by_kind": {}}
+    exchange = {"prompt": "Who?", "asked": "Who?", "answer": "Mara."}
+    text = markdown(
+        _findings(
+            corpus={"entropy_floor": None},
+            stories={"stories": ["A."]},
+            answers={"tuned": answers},
+            serving={"exchanges": [exchange]},
+        )
+    )
+    assert "| all | 0 | none |" in text
+    assert "left out" not in text
+    assert "…" not in text
     assert "floor" not in text
     assert "consistent" not in text
     assert "> D." not in markdown(_findings())

@@ -28,9 +28,10 @@ def test_it_records_what_the_server_answers_and_how_soon(work: Work) -> None:
     with ModelService(loaded) as service:
         expected = service.generate(prompt, max_new_tokens=NEW_TOKENS).raw_bytes[len(prompt.encode()) :]
     first, second, long = served["exchanges"]
-    assert first == second == {"prompt": "hi", "answer": expected.decode(errors="replace")}
-    assert ("long " * 200).startswith(long["prompt"])
-    assert 50 < len(long["prompt"]) < 100  # cut, so that half of the context is left
+    assert first == second == {"prompt": "hi", "asked": "hi", "answer": expected.decode(errors="replace")}
+    assert long["prompt"] == "long " * 200
+    assert ("long " * 200).startswith(long["asked"])
+    assert 50 < len(long["asked"]) < 100  # cut, so that half of the context is left
     latency = read_json(work.store, results["latency"])
     assert [len(latency[name]) for name in ("alone", "again", "together")] == [3, 3, 3]
     assert all(0 < a["first_token_seconds"] <= a["seconds"] for a in latency["together"])
