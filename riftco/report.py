@@ -33,19 +33,19 @@ def loss_curve(
     metrics: Iterable[Mapping[str, Any]],
     title: str,
     *,
-    bytes_per_token: float | None = None,
+    bytes_per_token: Mapping[str, float] | None = None,
     entropy_floor: float | None = None,
 ) -> bytes:
     """A PNG of training and validation loss over steps, with the entropy floor, in bits per byte, as a line.
 
-    Losses are nats per token, and bits per byte where the corpus's mean bytes per token are given.
+    Losses are nats per token, and bits per byte where the mean bytes of a token are given for each phase.
     """
     from matplotlib.figure import Figure
 
-    scale = 1.0 if bytes_per_token is None else 1 / math.log(2) / bytes_per_token
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
     for phase, field, style in (("train", "loss_average", "-"), ("validation", "loss", "o")):
+        scale = 1.0 if bytes_per_token is None else 1 / math.log(2) / bytes_per_token[phase]
         points = [(m["step"], m[field] * scale) for m in metrics if m["phase"] == phase]
         if points:
             axes.plot(*zip(*points, strict=True), style, label=phase, markersize=4, linewidth=1.2)

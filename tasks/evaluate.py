@@ -61,7 +61,7 @@ def answer_questions(work: Work, bundle: Ref, test: Ref, config: EvaluationConfi
     work.log.info("questions: %d of %d answered right", sum(right), len(right))
     if scores["too_long"]:
         work.log.warning(
-            "questions: %d are longer than the context with their answer and are left out; raise context_size",
+            "questions: %d are longer than the context with their answer, and left out; raise context_size",
             scores["too_long"],
         )
     return {"answers": put_json(work.store, "answers", scores)}

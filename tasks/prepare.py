@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping
+from itertools import accumulate
 from typing import Any
 
 from artifacts import Ref, Store, canonical_json
@@ -12,13 +13,13 @@ from tasks.call import Results, Work
 from tasks.step import step
 
 
-@step(version=2, ignore=("config.path",))
+@step(version=3, ignore=("config.path",))
 def prepare_corpus(work: Work, source: Ref | None, config: CorpusConfig) -> Results:
     """Training and validation text that share no document, and facts about them.
 
     Without a source the documents are micro-world stories, whose entropy is known.
     """
-    from riftco.data import split_documents
+    from riftco.data.text import share_warning, split_documents
 
     floor: float | None = None
     if source is None:
@@ -35,8 +36,11 @@ def prepare_corpus(work: Work, source: Ref | None, config: CorpusConfig) -> Resu
         documents = list(split_documents(work.store.read_bytes(source).decode()))
         cut = _documents_before(documents, 1 - config.validation_fraction)
         training, validation = documents[:cut], documents[cut:]
-    known = set(training)
-    distinct = [document for document in validation if document not in known]
+        total = sum(map(len, documents))
+        if warning := share_warning(sum(map(len, validation)), total, config.validation_fraction):
+            work.log.warning("corpus: %s", warning)
+    known = {document.strip() for document in training}
+    distinct = [document for document in validation if document.strip() not in known]
     if not training or not distinct:
         raise InputError(
             f"corpus: {len(training)} training and {len(distinct)} validation documents are too few; "
@@ -49,7 +53,8 @@ def prepare_corpus(work: Work, source: Ref | None, config: CorpusConfig) -> Resu
         "validation_documents": len(distinct),
         "validation_documents_removed": len(validation) - len(distinct),
     }
-    work.log.info("corpus: %d training and %d validation documents", len(training), len(distinct))
+    for side, members in (("training", training), ("validation", distinct)):
+        work.log.info(f"corpus: {len(members):,} {side} documents, {sum(map(len, members)):,} characters")
     return {
         "training": work.store.put_bytes("text", _joined(training)),
         "validation": work.store.put_bytes("text", _joined(distinct)),
@@ -140,14 +145,9 @@ def read_records(store: Store, ref: Ref) -> list[dict[str, Any]]:
 
 
 def _documents_before(documents: list[str], share: float) -> int:
-    """How many documents from the start hold about this share of all characters."""
-    wanted = share * sum(map(len, documents))
-    total = 0
-    for count, document in enumerate(documents):
-        total += len(document)
-        if total > wanted:
-            return count
-    return len(documents)
+    """How many documents from the start come nearest to this share of all characters, one left at least."""
+    ends = list(accumulate(map(len, documents)))
+    return min(range(1, len(ends)), key=lambda count: abs(ends[count - 1] - share * ends[-1]), default=0)
 
 
 def _joined(documents: Iterable[str]) -> bytes:

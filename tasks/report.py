@@ -7,7 +7,7 @@ from tasks.prepare import read_json, read_records
 from tasks.step import step
 
 
-@step(version=1)
+@step(version=2)
 def plot_loss(
     work: Work, title: str, metrics: Ref, scores: Ref | None = None, corpus_facts: Ref | None = None
 ) -> Results:

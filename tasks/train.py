@@ -11,20 +11,20 @@ from tasks.prepare import put_json, read_json
 from tasks.step import step
 
 if TYPE_CHECKING:
+    from artifacts import ModelBundle
     from riftco.data import InstructionExample
     from riftco.training import TrainingMetric
     from riftco.training.tracking import RunTracker
 
 
-@step(version=4, ignore=[f"config.{name}" for name in OPERATION])
+@step(version=5, ignore=[f"config.{name}" for name in OPERATION])
 def pretrain(
     work: Work, training: Ref, validation: Ref, tokenizer: Ref, config: PretrainingConfig
 ) -> Results:
     """A new model of the training text, and how well it predicts the validation text."""
-    from riftco import ModelRuntime
-    from riftco.data import split_documents
     from riftco.tokenizer import Tokenizer
-    from riftco.training import pretrain_splits, validation_bits_per_byte
+    from riftco.training import pretrain_splits
+    from riftco.training.text_batches import text_bytes
 
     training_text, validation_text = (work.store.read_bytes(ref).decode() for ref in (training, validation))
     spec = TokenizerSpec.from_json(read_json(work.store, tokenizer))
@@ -37,17 +37,12 @@ def pretrain(
             metric_sink=sink,
             workspace=work.workspace,
         )
-    with ModelRuntime.open(result.bundle) as runtime:
-        bits_per_byte = validation_bits_per_byte(
-            runtime.model,
-            runtime.tokenizer,
-            split_documents(validation_text),
-            batch_size=config.batch_size,
-            context_size=config.context_size,
-        )
     scores = {
-        "bits_per_byte": bits_per_byte,
-        "bytes_per_token": len(training_text.encode()) / result.training_token_count,
+        "bits_per_byte": _bits_per_byte(result.bundle, validation_text, config),
+        "bytes_per_token": {
+            "train": text_bytes(training_text, config) / result.training_token_count,
+            "validation": text_bytes(validation_text, config) / result.validation_token_count,
+        },
         "parameters": sum(spec.count for spec in result.bundle.parameters),
     }
     return {
@@ -55,6 +50,19 @@ def pretrain(
         "metrics": _put_metrics(work, result.metrics),
         "scores": put_json(work.store, "scores", scores),
     }
+
+
+def _bits_per_byte(bundle: "ModelBundle", text: str, config: PretrainingConfig) -> float:
+    """Bits per byte of a text, as documents where the model was trained on documents."""
+    from riftco import ModelRuntime
+    from riftco.data import split_documents
+    from riftco.training import text_bits_per_byte, validation_bits_per_byte
+
+    sizes = {"batch_size": config.batch_size, "context_size": config.context_size}
+    with ModelRuntime.open(bundle) as runtime:
+        if config.sampling_strategy == "random_window":
+            return text_bits_per_byte(runtime.model, runtime.tokenizer, text, **sizes)
+        return validation_bits_per_byte(runtime.model, runtime.tokenizer, split_documents(text), **sizes)
 
 
 @step(version=4, ignore=[f"config.{name}" for name in OPERATION])

@@ -2,7 +2,8 @@
 
 Files are strict UTF-8 with universal newlines (`\r\n` and `\r` become `\n`). A byte order mark at the very
 start is an editor's signature, not text, and is dropped: kept, it would become three tokens of the first
-document. Everything else reaches the tokenizer as it is on disk.
+document. Blank lines part documents and belong to none. Everything else, indentation and trailing spaces
+included, reaches the tokenizer as it is on disk.
 """
 
 import codecs
@@ -46,16 +47,25 @@ def read_corpus(path: str | os.PathLike[str]) -> str:
 
 
 def split_documents(text: str) -> tuple[str, ...]:
-    """The non-empty documents between blank lines (lines of nothing but white space), stripped."""
-    pieces = (piece.strip() for piece in _BLANK_LINES.split(text))
-    return tuple(piece for piece in pieces if piece)
+    """The documents between blank lines (lines of nothing but white space), their own lines as they are."""
+    return tuple(filter(None, _BLANK_LINES.split(f"\n\n{text}\n\n")))
 
 
-def document_start(text: str, position: int) -> int:
-    """Where the document that holds a position starts; trailing white space belongs to the last one."""
-    position = min(position, max(0, len(text.rstrip()) - 1))
-    ends = (blank.end() for blank in _BLANK_LINES.finditer(text, 0, position))
-    return max(ends, default=0)
+def document_cut(text: str, position: int) -> int:
+    """Where the document starts, other than the first, whose start is nearest to a position; 0 for none."""
+    first, end = len(text) - len(text.lstrip()), len(text.rstrip())
+    starts = (blank.end() for blank in _BLANK_LINES.finditer(text, first, end))
+    return min(starts, key=lambda start: abs(start - position), default=0)
+
+
+def share_warning(validation: int, total: int, fraction: float) -> str:
+    """What to say where validation has less than half or more than twice its share; both in characters."""
+    if not total or fraction / 2 <= validation / total <= 2 * fraction:
+        return ""
+    return (
+        f"validation has {validation:,} of {total:,} characters where validation_fraction is {fraction}: the "
+        "text is cut between documents, of which some are long; part them with blank lines"
+    )
 
 
 def read_bytes(path: str | os.PathLike[str]) -> bytes:

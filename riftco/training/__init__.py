@@ -5,6 +5,7 @@ from riftco.training.document_rows import DocumentRowsBatchSource, document_batc
 from riftco.training.evaluation import (
     CausalEvaluation,
     evaluate_instruction_examples,
+    text_bits_per_byte,
     validation_bits_per_byte,
 )
 from riftco.training.loop import CausalLanguageModelTrainer, MetricSink, TrainingLoopConfig
@@ -53,5 +54,6 @@ __all__ = [
     "pretrain_files",
     "pretrain_splits",
     "pretrain_text",
+    "text_bits_per_byte",
     "validation_bits_per_byte",
 ]

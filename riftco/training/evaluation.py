@@ -88,7 +88,6 @@ def evaluate_instruction_examples(
     )
 
 
-@torch.no_grad()
 def validation_bits_per_byte(
     model: DecoderOnlyTransformer,
     tokenizer: Tokenizer,
@@ -103,19 +102,41 @@ def validation_bits_per_byte(
     and one more, be the end a newline or an end-of-text token. Independent of the tokenizer's piece size,
     hence comparable with an entropy of the text. ValueError without documents or when a loss is not finite.
     """
-    at_least(1, batch_size, "batch_size")
     if not documents:
         raise ValueError("there are no documents to score; give at least one")
     framed = frame_documents(tokenizer, documents)
-    chunks = [chunk for sequence in framed for chunk in token_chunks(sequence, context_size)]
+    byte_count = sum(len(document.encode("utf-8")) + len(SEPARATOR) for document in documents)
+    return _bits(model, framed, batch_size, context_size) / byte_count
+
+
+def text_bits_per_byte(
+    model: DecoderOnlyTransformer, tokenizer: Tokenizer, text: str, *, batch_size: int, context_size: int
+) -> float:
+    """Bits per byte of a text that has no documents: of all its tokens but the first, which nothing precedes.
+
+    ValueError for a text of less than two tokens or when a loss is not finite.
+    """
+    ids = tokenizer.encode(text)
+    if len(ids) < 2:
+        raise ValueError(f"a text of {len(ids)} tokens has none to score; give a longer one")
+    byte_count = len(text.encode("utf-8")) - len(tokenizer.decode_bytes(ids[:1]))
+    return _bits(model, [ids], batch_size, context_size) / byte_count
+
+
+@torch.no_grad()
+def _bits(
+    model: DecoderOnlyTransformer, sequences: Sequence[Sequence[int]], batch_size: int, context_size: int
+) -> float:
+    """-log2 likelihood of all targets of the sequences."""
+    at_least(1, batch_size, "batch_size")
+    chunks = [chunk for sequence in sequences for chunk in token_chunks(sequence, context_size)]
     chunks.sort(key=len)  # rows of like length share a batch, which keeps padding small
     nats = []
     for first in range(0, len(chunks), batch_size):
         rows = chunks[first : first + batch_size]
         targets = sum(len(row) - 1 for row in rows)
         nats.append(_finite(float(batch_loss(model, rows_batch(rows)))) * targets)
-    byte_count = sum(len(document.encode("utf-8")) + len(SEPARATOR) for document in documents)
-    return math.fsum(nats) / math.log(2) / byte_count
+    return math.fsum(nats) / math.log(2)
 
 
 def token_chunks(sequence: Sequence[int], context_size: int) -> Iterator[Tensor]:

@@ -14,7 +14,7 @@ from artifacts import ModelBundle, ModelConfig, Workspace
 from riftco.backends import resolve_backend
 from riftco.config import PretrainingConfig, contract_dump
 from riftco.data import read_text
-from riftco.data.text import document_start, shown
+from riftco.data.text import document_cut, share_warning, shown
 from riftco.errors import InputError
 from riftco.log import LOGGER
 from riftco.model import DecoderOnlyTransformer
@@ -23,7 +23,7 @@ from riftco.tokenizer import Tokenizer
 from riftco.training.loop import MetricSink, TrainingMetric
 from riftco.training.ranks import is_leader, trains_here
 from riftco.training.run import run_training
-from riftco.training.text_batches import TextBatches, text_batches
+from riftco.training.text_batches import TextBatches, text_batches, text_bytes
 from riftco.training.tracking import beginning
 
 PathLike = str | os.PathLike[str]
@@ -57,8 +57,8 @@ def pretrain_text(
 ) -> PretrainingResult:
     """Pretrain on the head of a text and validate on its tail, `validation_fraction` of its characters.
 
-    With `document_rows` and `packed` the cut moves back to the start of the document it falls in. InputError
-    when a side is empty, too short for the context, or not in the tokenizer's vocabulary.
+    With `document_rows` and `packed` the cut moves to the nearest start of a document. InputError when a side
+    is empty, too short for the context, or not in the tokenizer's vocabulary.
     """
     config = config or PretrainingConfig()
     return pretrain_texts(_derived_split(text, config), config, metric_sink=metric_sink, workspace=workspace)
@@ -163,7 +163,7 @@ def pretrain_texts(
     model = _new_model(tokenizer, config).move_to(backend)
     metadata = _metadata(texts, batches, config, backend)
     require_bundle_fits(model.config, tokenizer, stage="pretraining", metadata=metadata)
-    bytes_per_token = len(texts.training.encode()) / batches.training_token_count
+    bytes_per_token = text_bytes(texts.training, config) / batches.training_token_count
     metrics = run_training(
         model,
         model.base_parameters(),
@@ -213,7 +213,15 @@ def _new_model(tokenizer: Tokenizer, config: PretrainingConfig) -> DecoderOnlyTr
 def _derived_split(text: str, config: PretrainingConfig) -> Texts:
     cut = len(text) - max(1, math.ceil(len(text) * config.validation_fraction))
     if config.sampling_strategy != "random_window":
-        cut = document_start(text, cut)
+        cut = document_cut(text, cut)
+        if not cut:
+            raise InputError(
+                "the text is one document; put blank lines between documents, or use sampling_strategy "
+                "random_window"
+            )
+        warning = share_warning(len(text) - cut, len(text), config.validation_fraction)
+        if warning and is_leader():
+            LOGGER.warning(warning)
     if cut <= 0:
         raise InputError(
             f"a text of {len(text)} characters leaves nothing to train on beside a validation share of "

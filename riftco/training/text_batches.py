@@ -11,6 +11,7 @@ from riftco.log import LOGGER
 from riftco.tokenizer import Tokenizer
 from riftco.training.batches import BatchSource, TrainingBatch, fixed_batches
 from riftco.training.document_rows import (
+    SEPARATOR,
     DocumentRowsBatchSource,
     document_batches,
     frame_documents,
@@ -47,6 +48,13 @@ def text_batches(
     if config.sampling_strategy == "random_window":
         return _random_windows(training, validation, tokenizer, config)
     return _documents(training, validation, tokenizer, config)
+
+
+def text_bytes(text: str, config: PretrainingConfig) -> int:
+    """The bytes that a text's tokens stand for: with documents, those of each and one for what ends it."""
+    if config.sampling_strategy == "random_window":
+        return len(text.encode())
+    return sum(len(document.encode()) + len(SEPARATOR) for document in split_documents(text))
 
 
 def _random_windows(
@@ -103,8 +111,8 @@ def _document_tokens(side: str, documents: Sequence[str], tokenizer: Tokenizer) 
 
 
 def _refuse_shared(training: Sequence[str], validation: Sequence[str]) -> None:
-    seen = set(training)
-    if shared := sum(document in seen for document in validation):
+    seen = {document.strip() for document in training}
+    if shared := sum(document.strip() in seen for document in validation):
         raise InputError(
             f"{shared} of {len(validation)} validation documents are training documents too; "
             "remove repeated documents before splitting the text"

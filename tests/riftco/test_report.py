@@ -9,6 +9,7 @@ import pytest
 
 from riftco.report import RunFindings, loss_curve, markdown
 
+BYTES_PER_TOKEN = {"train": 4.0, "validation": 3.5}
 METRICS = [
     {"phase": "validation", "step": 0, "loss": 5.0, "loss_average": None},
     *({"phase": "train", "step": i, "loss": 5 / i, "loss_average": 5 / i} for i in range(1, 40)),
@@ -22,7 +23,7 @@ def _findings(**changes: Any) -> RunFindings:
     findings: dict[str, Any] = {
         "run": "demo",
         "corpus": {"entropy_floor": 0.12},
-        "pretraining": {"bits_per_byte": 0.135, "parameters": 1234567, "bytes_per_token": 4.0},
+        "pretraining": {"bits_per_byte": 0.135, "parameters": 1234567},
         "stories": {
             "stories": ["A.", "B.\nBb.", "C.", "D."],
             "consistent": 0.75,
@@ -89,7 +90,7 @@ def test_what_is_not_known_is_not_said() -> None:
 
 def test_the_picture_draws_the_floor_only_where_there_is_one() -> None:
     def picture(floor: float | None) -> bytes:
-        return loss_curve(METRICS, "Loss", bytes_per_token=4.0, entropy_floor=floor)
+        return loss_curve(METRICS, "Loss", bytes_per_token=BYTES_PER_TOKEN, entropy_floor=floor)
 
     with_floor, without = (
         matplotlib.image.imread(io.BytesIO(picture(floor)), format="png") for floor in (0.12, None)
@@ -101,4 +102,9 @@ def test_the_picture_draws_the_floor_only_where_there_is_one() -> None:
 
 def test_the_picture_of_a_run_without_validation_and_without_bytes_is_in_nats() -> None:
     train = [metric for metric in METRICS if metric["phase"] == "train"]
-    assert loss_curve(train, "Loss") != loss_curve(train, "Loss", bytes_per_token=4.0)
+    assert loss_curve(train, "Loss") != loss_curve(train, "Loss", bytes_per_token=BYTES_PER_TOKEN)
+
+
+def test_each_phase_is_drawn_by_the_bytes_of_its_own_tokens() -> None:
+    coarser = loss_curve(METRICS, "Loss", bytes_per_token=BYTES_PER_TOKEN | {"validation": 4.0})
+    assert coarser != loss_curve(METRICS, "Loss", bytes_per_token=BYTES_PER_TOKEN)

@@ -26,13 +26,27 @@ def test_micro_world_stories_are_split_and_their_floor_is_the_validation_splits(
 
 
 def test_a_text_is_cut_between_documents_and_what_was_trained_on_is_not_validated_on(work: Work) -> None:
-    documents = [f"document number {i}" for i in range(9)] + ["document number 2"]
+    documents = [f"document number {i}" for i in range(9)] + ["document number 2 "]
     source = work.store.put_bytes("text", "\n\n".join(documents).encode())
-    results = prepare_corpus.body(work, source, CorpusConfig(validation_fraction=0.25))
+    results = prepare_corpus.body(work, source, CorpusConfig(validation_fraction=0.3))
     assert _documents(work, results, "training") == documents[:7]
     assert _documents(work, results, "validation") == documents[7:9]
     facts = read_json(work.store, results["facts"])
     assert (facts["validation_documents_removed"], facts["entropy_floor"]) == (1, None)
+
+
+@pytest.mark.parametrize("place", [0, 5, 10])
+def test_one_long_document_is_trained_on_wherever_it_stands(
+    work: Work, place: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    documents = [f"note {i}" for i in range(10)]
+    documents.insert(place, "a line of the book\n" * 99 + "the end")
+    source = work.store.put_bytes("text", "\n\n".join(documents).encode())
+    results = prepare_corpus.body(work, source, CorpusConfig(validation_fraction=0.02))
+    sides = [_documents(work, results, name) for name in ("training", "validation")]
+    assert sides[0] + sides[1] == documents
+    assert documents[place] in sides[0 if place < 10 else 1]  # as the last it can only be validated on
+    assert ("corpus: validation has" in caplog.text) == (place == 10)
 
 
 @pytest.mark.parametrize("text", ["only one document", "the same\n\nthe same"])

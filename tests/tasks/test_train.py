@@ -1,12 +1,38 @@
-"""Choosing a rank: by validation loss alone, and the test split only once the choice is made."""
+"""What pretraining says of its model, and choosing a rank: the test split only once the choice is made."""
+
+import math
 
 import pytest
 
 from artifacts import ModelBundle, Ref
+from riftco.config import PretrainingConfig
 from tasks import train
 from tasks.call import Work
-from tasks.prepare import put_json, read_json
+from tasks.prepare import fit_tokenizer, put_json, read_json, read_records
 from tests.support import FIXTURES
+
+
+@pytest.mark.parametrize("strategy", ["random_window", "document_rows"])
+def test_the_last_validation_loss_and_the_score_are_of_one_text(work: Work, strategy: str) -> None:
+    """Drawn in bits per byte, the last point is the score, but for windows being a sample."""
+    config = PretrainingConfig(
+        steps=40,
+        context_size=16,
+        learning_rate=3e-2,
+        optimizer="adamw",
+        vocabulary_size=300,
+        validation_batch_count=50,
+        sampling_strategy=strategy,  # type: ignore[arg-type]
+    )
+    training = work.store.put_bytes("text", b"".join(b"a mill %d\n\n" % i for i in range(60)))
+    validation = work.store.put_bytes("text", b"".join(b"a mill %d\n\n" % i for i in range(60, 90)))
+    size = config.vocabulary_size
+    tokenizer = fit_tokenizer.body(work, training, None, "bpe", size, 2, end_of_text=False)["tokenizer"]
+    results = train.pretrain.body(work, training, validation, tokenizer, config)
+    scores = read_json(work.store, results["scores"])
+    last = read_records(work.store, results["metrics"])[-1]["loss"]
+    shown = last / math.log(2) / scores["bytes_per_token"]["validation"]
+    assert shown == pytest.approx(scores["bits_per_byte"], rel=0.05)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from riftco.data import read_corpus, read_text, split_documents
-from riftco.data.text import document_start
+from riftco.data.text import document_cut, share_warning
 from riftco.errors import InputError
 
 
@@ -139,24 +139,41 @@ def test_a_folder_of_a_corpus_that_cannot_be_read_is_refused_by_name(
 
 def test_documents_lie_between_blank_lines() -> None:
     text = "\n\n  one \nstill one\n \t\n\n\ntwo\n\nthree"
-    assert split_documents(text) == ("one \nstill one", "two", "three")
+    assert split_documents(text) == ("  one \nstill one", "two", "three")
     assert split_documents("one\ntwo\n") == ("one\ntwo",)
+    assert split_documents(" \n \n\tone") == ("\tone",)
     assert split_documents(" \n\n ") == ()
 
 
+def test_code_keeps_its_indentation() -> None:
+    code = "class A:\n\n    def f(self):\n        return 1\n\n    y = 2  \n"
+    assert split_documents(code) == ("class A:", "    def f(self):\n        return 1", "    y = 2  ")
+
+
 @given(st.lists(st.text(alphabet="xy\n ", min_size=1), max_size=6))
-def test_documents_are_whole_stripped_and_without_blank_lines(pieces: list[str]) -> None:
+def test_documents_are_whole_and_without_blank_lines(pieces: list[str]) -> None:
     text = "\n\n".join(pieces)
     documents = split_documents(text)
     assert "".join("".join(documents).split()) == "".join(text.split())
     for document in documents:
-        assert document == document.strip() != ""
+        assert document in text
         assert all(line.strip() for line in document.split("\n"))
     assert split_documents("\n\n".join(documents)) == documents
 
 
-@pytest.mark.parametrize(
-    ("position", "start"), [(0, 0), (3, 0), (4, 0), (5, 5), (9, 5), (10, 5), (11, 11), (12, 11), (17, 11)]
-)
-def test_a_position_belongs_to_the_document_that_starts_before_it(position: int, start: int) -> None:
-    assert document_start("one\n\ntwo \n\nthr\n\n\n", position) == start
+@pytest.mark.parametrize(("position", "start"), [(0, 5), (5, 5), (8, 5), (9, 11), (11, 11), (17, 11)])
+def test_a_cut_goes_to_the_nearest_start_of_a_document_but_the_first(position: int, start: int) -> None:
+    assert document_cut("one\n\ntwo \n\nthr\n\n\n", position) == start
+    assert document_cut("\n\n  one\n\n", position) == 0  # there is no other
+
+
+@given(st.text(alphabet="xy\n ").filter(str.strip), st.integers(0, 40))
+def test_a_cut_leaves_all_documents_whole(text: str, position: int) -> None:
+    cut = document_cut(text, position)
+    assert split_documents(text[:cut]) + split_documents(text[cut:]) == split_documents(text)
+    assert bool(cut) == (len(split_documents(text)) > 1)
+
+
+@pytest.mark.parametrize(("validation", "warns"), [(4, True), (5, False), (20, False), (21, True)])
+def test_a_share_off_by_more_than_twice_is_worth_a_warning(validation: int, warns: bool) -> None:
+    assert bool(share_warning(validation, 100, 0.1)) is warns

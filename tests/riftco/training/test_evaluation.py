@@ -12,7 +12,7 @@ from riftco import ModelRuntime
 from riftco.data import InstructionExample, PlainChatFormatter
 from riftco.model import DecoderOnlyTransformer
 from riftco.tokenizer import Tokenizer
-from riftco.training import evaluate_instruction_examples, validation_bits_per_byte
+from riftco.training import evaluate_instruction_examples, text_bits_per_byte, validation_bits_per_byte
 from riftco.training.evaluation import _bucketed, _Chunk, token_chunks
 from riftco.training.instruction_batches import encode_examples
 from tests.support import FIXTURES, fixture
@@ -206,6 +206,18 @@ def test_bits_per_byte_count_every_token_and_the_closing_newline(
         runtime.model, tokenizer, documents, batch_size=batch_size, context_size=context_size
     )
     assert measured == pytest.approx(total / byte_count, rel=1e-6)
+
+
+def test_bits_per_byte_of_a_text_without_documents_count_every_token_but_the_first(
+    runtime: ModelRuntime,
+) -> None:
+    text = "the mill\n\nthe river runs past the mill\n\n"
+    ids = runtime.tokenizer.encode(text)
+    byte_count = len(text) - len(runtime.tokenizer.decode_bytes(ids[:1]))
+    measured = text_bits_per_byte(runtime.model, runtime.tokenizer, text, batch_size=2, context_size=8)
+    assert measured == pytest.approx(bits_by_hand(runtime, ids, 8) / byte_count, rel=1e-6)
+    with pytest.raises(ValueError, match="text of 1 tokens has none to score"):
+        text_bits_per_byte(runtime.model, runtime.tokenizer, "t", batch_size=2, context_size=8)
 
 
 def test_bits_per_byte_of_nothing_is_refused(runtime: ModelRuntime) -> None:

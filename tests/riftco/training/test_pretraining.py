@@ -190,8 +190,17 @@ def test_a_derived_split_of_documents_cuts_between_two_of_them() -> None:
     result = pretrain_text(head + tail, ROWS)  # a tenth of the characters lies within the last document
     assert result.bundle.metadata["training_text_sha256"] == sha256(head)
     assert result.bundle.metadata["validation_text_sha256"] == sha256(tail)
-    with pytest.raises(InputError, match="leaves nothing to train on"):
+    with pytest.raises(
+        InputError, match=r"the text is one document; put blank lines .* or use .* random_window"
+    ):
         pretrain_text("one document of one line", ROWS)
+
+
+def test_a_long_document_stays_on_the_side_that_needs_it(caplog: pytest.LogCaptureFixture) -> None:
+    training = "note\n\n" + "a line of the book\n" * 99 + "\n"
+    result = pretrain_text(training + "other note\n\nlast note", ROWS)
+    assert result.bundle.metadata["training_text_sha256"] == sha256(training)
+    assert "validation has 21 of 1,909 characters where validation_fraction is 0.1" in caplog.text
 
 
 def test_validation_documents_among_the_training_ones_are_refused_with_a_count() -> None:
