@@ -48,7 +48,7 @@ class Sources:
 
 def pretrain_dag(config: PretrainFlowConfig, sources: Sources) -> Results:
     """Raw text to a model; its bundle, the picture of its loss and what it writes."""
-    corpus = prepare_corpus(source=sources.corpus, config=config.corpus)
+    corpus = prepare_corpus(source=sources.corpus, config=config.corpus.effective())
     trained = _pretrained(corpus, config.pretraining)
     samples = sample_stories(bundle=trained["bundle"], corpus_facts=corpus["facts"], config=config.evaluation)
     plot = plot_loss(
@@ -63,7 +63,7 @@ def pretrain_dag(config: PretrainFlowConfig, sources: Sources) -> Results:
 def finetune_dag(config: FinetuneFlowConfig, sources: Sources) -> Results:
     """A model and instructions to a tuned, served one; its bundle, picture of the loss and answers."""
     assert sources.base is not None, "the sources of a finetune flow have a base"
-    instructions = prepare_instructions(source=sources.instructions, config=config.instructions)
+    instructions = prepare_instructions(source=sources.instructions, config=config.instructions.effective())
     tuned = post_train(base=sources.base, training=instructions["train"], config=config.post_training)
     plot = plot_loss(title="Tuning loss", metrics=tuned["metrics"])
     answers = answer_questions(bundle=tuned["bundle"], test=instructions["test"], config=config.evaluation)
@@ -73,8 +73,8 @@ def finetune_dag(config: FinetuneFlowConfig, sources: Sources) -> Results:
 
 def pipeline_dag(config: PipelineConfig, sources: Sources) -> Results:
     """Raw text and instructions to a served model; the results of the report."""
-    corpus = prepare_corpus(source=sources.corpus, config=config.corpus)
-    instructions = prepare_instructions(source=sources.instructions, config=config.instructions)
+    corpus = prepare_corpus(source=sources.corpus, config=config.corpus.effective())
+    instructions = prepare_instructions(source=sources.instructions, config=config.instructions.effective())
     pretrained = _pretrained(corpus, config.pretraining, instructions["train"])
     base = pretrained["bundle"]
     samples = sample_stories(bundle=base, corpus_facts=corpus["facts"], config=config.evaluation)

@@ -7,6 +7,7 @@ from typing import Any
 
 from artifacts import Ref, Store, canonical_json
 from data.microworld import entropy_floor, instructions, stories
+from riftco.chat_template import ASCII_WHITESPACE
 from riftco.config import CorpusConfig, InstructionsConfig, PretrainingConfig
 from riftco.errors import InputError
 from tasks.call import Results, Work
@@ -62,11 +63,12 @@ def prepare_corpus(work: Work, source: Ref | None, config: CorpusConfig) -> Resu
     }
 
 
-@step(version=3, ignore=("config.path",))
+@step(version=4, ignore=("config.path",))
 def prepare_instructions(work: Work, source: Ref | None, config: InstructionsConfig) -> Results:
-    """Training, validation and test records, assigned by a stable hash of what they say.
+    """Training, validation and test records, each once, assigned by a stable hash of what they say.
 
-    Micro-world questions about name and place pairs that no story tells are all in the test split.
+    What counts is the prompt and the response as they are rendered, without outer white space. Micro-world
+    questions about name and place pairs that no story tells are all in the test split.
     """
     from riftco.data import SplitFractions, StableHashSplitter, parse_instructions
 
@@ -78,7 +80,9 @@ def prepare_instructions(work: Work, source: Ref | None, config: InstructionsCon
     fractions = SplitFractions(config.train_fraction, config.validation_fraction, config.test_fraction)
     splits = StableHashSplitter(fractions, config.split_seed).partition(
         [record for record in records if not record.get("held_out")],
-        identity=lambda record: {name: record[name] for name in ("prompt", "response")},
+        identity=lambda record: {
+            name: record[name].strip(ASCII_WHITESPACE) for name in ("prompt", "response")
+        },
     )
     splits["test"] += tuple(record for record in records if record.get("held_out"))
     counts = {name: len(members) for name, members in splits.items()}
@@ -90,6 +94,8 @@ def prepare_instructions(work: Work, source: Ref | None, config: InstructionsCon
                 f"({getattr(config, f'{name}_fraction')}) and lower another"
             )
     work.log.info("instructions: %s", ", ".join(f"{count} {name}" for name, count in counts.items()))
+    if repeated := len(records) - sum(counts.values()):
+        work.log.info("instructions: %d records say what others say and are left out", repeated)
     return {name: work.store.put_bytes("instructions", _jsonl(members)) for name, members in splits.items()}
 
 

@@ -1,11 +1,13 @@
 """Settings of the stages around training: the data, the search for a LoRA rank, and what is sampled."""
 
-from typing import Annotated, Self
+from typing import Annotated, Self, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from riftco.config.fields import Config, Fraction, OpenFraction, PositiveFloat, PositiveInt, Seed, Source
 from riftco.config.training import PostTrainingConfig
+
+AnyConfig = TypeVar("AnyConfig", bound=Config)
 
 
 class CorpusConfig(Config):
@@ -22,6 +24,17 @@ class CorpusConfig(Config):
     """How many events a micro-world story has, each number equally often."""
     random_seed: Seed = 7
     validation_fraction: OpenFraction = 0.02
+
+    @field_validator("events")
+    @classmethod
+    def _equally_often(cls, events: tuple[int, ...]) -> tuple[int, ...]:
+        if len(set(events)) != len(events):
+            raise ValueError(f"events must be distinct, got {events}: each number comes equally often")
+        return events
+
+    def effective(self) -> Self:
+        """The settings that change the result: with a path, the generator's are back at their defaults."""
+        return self if self.path is None else _with_defaults(self, "stories", "events", "random_seed")
 
 
 class InstructionsConfig(Config):
@@ -48,6 +61,10 @@ class InstructionsConfig(Config):
             )
         return self
 
+    def effective(self) -> Self:
+        """The settings that change the result: with a path, the generator's are back at their defaults."""
+        return self if self.path is None else _with_defaults(self, "examples", "random_seed")
+
 
 class RankSweepConfig(Config):
     """LoRA ranks to try from the same base; the lowest validation loss wins, then the lower rank."""
@@ -71,3 +88,7 @@ class EvaluationConfig(Config):
     stories: PositiveInt = 60
     questions: PositiveInt = 150
     random_seed: Seed = 3
+
+
+def _with_defaults(config: AnyConfig, *names: str) -> AnyConfig:
+    return config.model_copy(update={name: type(config).model_fields[name].default for name in names})

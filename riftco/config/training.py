@@ -172,7 +172,7 @@ class PretrainingConfig(OptimizationConfig):
         if self.end_of_text and self.sampling_strategy == "random_window":
             yield (
                 "end_of_text needs documents, which random_window does not know; "
-                "use sampling_strategy document_rows or packed"
+                "use sampling_strategy document_rows or packed, or end_of_text false"
             )
 
 

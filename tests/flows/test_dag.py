@@ -162,6 +162,14 @@ def test_your_own_text_and_instructions(tmp_path: Path) -> None:
     folder.rename(tmp_path / "moved")  # a path is not part of a key, what is in the files is
     moved = tiny_pipeline(f"corpus.path={tmp_path / 'moved'}", f"instructions.path={tasks}")
     assert set(_statuses(store, moved).values()) == {"cached"}
+    generator = (
+        "corpus.stories=7",
+        "corpus.events=[3]",
+        "instructions.examples=7",
+        "instructions.random_seed=7",
+    )
+    unused = tiny_pipeline(f"corpus.path={tmp_path / 'moved'}", f"instructions.path={tasks}", *generator)
+    assert set(_statuses(store, unused).values()) == {"cached"}
     (tmp_path / "moved" / "b.txt").write_text("\n\n".join(lines[41:]), encoding="utf-8")
     assert _statuses(store, moved)["prepare-corpus"] == "stale"
 

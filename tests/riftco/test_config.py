@@ -6,6 +6,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from riftco.config import (
+    CorpusConfig,
     FinetuneFlowConfig,
     InstructionsConfig,
     PipelineConfig,
@@ -28,7 +29,8 @@ CONTRADICTIONS: list[tuple[Any, dict[str, Any], str]] = [
     (PretrainingConfig, {"sharding": "full", "processes": 2, "compile": True}, "use sharding none"),
     (PretrainingConfig, {"sharding": "full", "processes": 2, "sample_steps": 5}, "set sample_steps to 0"),
     (PretrainingConfig, {"head_count": 3}, "model_width 16 is not a multiple of head_count 3"),
-    (PretrainingConfig, {"end_of_text": True}, "use sampling_strategy document_rows or packed"),
+    (PretrainingConfig, {"end_of_text": True}, "document_rows or packed, or end_of_text false"),
+    (CorpusConfig, {"events": (1, 2, 1)}, r"events must be distinct, got \(1, 2, 1\)"),
     (PostTrainingConfig, {"optimizer": "muon", "fine_tuning_method": "lora"}, "use adam or adamw"),
     (
         PostTrainingConfig,

@@ -76,6 +76,17 @@ def test_records_keep_their_split_when_others_come(work: Work) -> None:
     assert train(50) < train(80)
 
 
+def test_records_that_are_rendered_alike_are_one_record(work: Work, caplog: pytest.LogCaptureFixture) -> None:
+    records = [{"prompt": f"{i}?{end}", "response": f" {i}"} for i in range(90) for end in ("", " ", "\n")]
+    source = work.store.put_bytes("instructions", "".join(json.dumps(r) + "\n" for r in records).encode())
+    results = prepare_instructions.body(work, source, InstructionsConfig(path="x.jsonl"))
+    splits = [read_records(work.store, ref) for ref in results.values()]
+    assert sorted(record["prompt"] for split in splits for record in split) == sorted(
+        f"{i}?" for i in range(90)
+    )
+    assert "180 records say what others say and are left out" in caplog.text
+
+
 def test_an_empty_split_tells_how_many_records_are_distinct_and_what_to_raise(work: Work) -> None:
     source = work.store.put_bytes("instructions", b'{"prompt": "a", "response": "b"}\n' * 5)
     message = (
