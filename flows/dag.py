@@ -10,6 +10,7 @@ from riftco.config import FinetuneFlowConfig, PipelineConfig, PretrainFlowConfig
 from riftco.data import load_instructions, read_corpus
 from riftco.errors import InputError
 from tasks.call import Results
+from tasks.check import check_tuning
 from tasks.evaluate import answer_questions, sample_stories
 from tasks.prepare import fit_tokenizer, prepare_corpus, prepare_instructions
 from tasks.report import plot_loss, report
@@ -49,7 +50,8 @@ class Sources:
 def pretrain_dag(config: PretrainFlowConfig, sources: Sources) -> Results:
     """Raw text to a model; its bundle, the picture of its loss and what it writes."""
     corpus = prepare_corpus(source=sources.corpus, config=config.corpus.effective())
-    trained = _pretrained(corpus, config.pretraining)
+    tokenizer = _tokenizer(corpus, config.pretraining)
+    trained = _pretrained(corpus, tokenizer, config.pretraining)
     samples = sample_stories(bundle=trained["bundle"], corpus_facts=corpus["facts"], config=config.evaluation)
     plot = plot_loss(
         title="Pretraining loss",
@@ -64,6 +66,13 @@ def finetune_dag(config: FinetuneFlowConfig, sources: Sources) -> Results:
     """A model and instructions to a tuned, served one; its bundle, picture of the loss and answers."""
     assert sources.base is not None, "the sources of a finetune flow have a base"
     instructions = prepare_instructions(source=sources.instructions, config=config.instructions.effective())
+    check_tuning(
+        tokenizer=sources.base,
+        instructions=instructions,
+        setting="post_training",
+        rank=config.post_training.lora.rank,
+        config=config.post_training,
+    )
     tuned = post_train(base=sources.base, training=instructions["train"], config=config.post_training)
     plot = plot_loss(title="Tuning loss", metrics=tuned["metrics"])
     answers = answer_questions(bundle=tuned["bundle"], test=instructions["test"], config=config.evaluation)
@@ -75,7 +84,22 @@ def pipeline_dag(config: PipelineConfig, sources: Sources) -> Results:
     """Raw text and instructions to a served model; the results of the report."""
     corpus = prepare_corpus(source=sources.corpus, config=config.corpus.effective())
     instructions = prepare_instructions(source=sources.instructions, config=config.instructions.effective())
-    pretrained = _pretrained(corpus, config.pretraining, instructions["train"])
+    tokenizer = _tokenizer(corpus, config.pretraining, instructions["train"])
+    check_tuning(
+        tokenizer=tokenizer,
+        instructions=instructions,
+        setting="post_training",
+        rank=config.post_training.lora.rank,
+        config=config.post_training,
+    )
+    check_tuning.named("check-rank-sweep")(
+        tokenizer=tokenizer,
+        instructions=instructions,
+        setting="rank_sweep.training",
+        rank=max(config.rank_sweep.ranks),
+        config=config.rank_sweep.training,
+    )
+    pretrained = _pretrained(corpus, tokenizer, config.pretraining)
     base = pretrained["bundle"]
     samples = sample_stories(bundle=base, corpus_facts=corpus["facts"], config=config.evaluation)
     tuned = post_train(base=base, training=instructions["train"], config=config.post_training)["bundle"]
@@ -117,9 +141,9 @@ def pipeline_dag(config: PipelineConfig, sources: Sources) -> Results:
     )
 
 
-def _pretrained(corpus: Results, config: PretrainingConfig, instructions: Ref | None = None) -> Results:
-    """The results of fitting a tokenizer on training texts and pretraining on the corpus."""
-    tokenizer = fit_tokenizer(
+def _tokenizer(corpus: Results, config: PretrainingConfig, instructions: Ref | None = None) -> Ref:
+    """A tokenizer of the training texts."""
+    return fit_tokenizer(
         corpus=corpus["training"],
         instructions=instructions,
         method=config.tokenizer_method,
@@ -127,6 +151,9 @@ def _pretrained(corpus: Results, config: PretrainingConfig, instructions: Ref | 
         minimum_pair_frequency=config.minimum_pair_frequency,
         end_of_text=config.end_of_text,
     )["tokenizer"]
+
+
+def _pretrained(corpus: Results, tokenizer: Ref, config: PretrainingConfig) -> Results:
     return pretrain(
         training=corpus["training"], validation=corpus["validation"], tokenizer=tokenizer, config=config
     )

@@ -106,6 +106,10 @@ class PipelineConfig(Config):
                     f"{model.context_size}; lower the one or raise the other"
                 )
         least = min(model.model_width, model.feed_forward_width)
-        if max(self.rank_sweep.ranks) > least:
-            raise ValueError(f"rank_sweep.ranks {self.rank_sweep.ranks} exceed {least}, a side of the model")
+        ranks = {"rank_sweep.ranks": max(self.rank_sweep.ranks)}
+        if self.post_training.fine_tuning_method != "full":
+            ranks["post_training.lora.rank"] = self.post_training.lora.rank
+        for name, rank in ranks.items():
+            if rank > least:
+                raise ValueError(f"{name}: {rank} exceeds {least}, a side of the model; lower it")
         return self

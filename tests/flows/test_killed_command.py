@@ -50,4 +50,4 @@ def test_kills_at_random_moments_change_nothing(tmp_path: Path) -> None:
         run.wait()
     assert _command(killed).wait() == 0
     assert _bundles(killed) == _bundles(undisturbed)
-    assert len(Store.open(killed / "store").run_stages("tiny")) == 14
+    assert len(Store.open(killed / "store").run_stages("tiny")) == 16

@@ -27,7 +27,7 @@ def test_the_flow_runs_every_stage_and_then_skips_every_stage(
         APILogHandler().flush()
     assert made == pipeline(config)
     stages = Store.open().run_stages(config.name)
-    assert len(stages) == 14
+    assert len(stages) == 16
     assert made == {stage: kept.record.results for stage, kept in stages.items()}
 
     with get_client(sync_client=True) as client:
@@ -43,7 +43,7 @@ def test_the_flow_runs_every_stage_and_then_skips_every_stage(
     assert f"pretrain {config.name}" in states
     assert f"tune-rank 2 {config.name}" in states
     assert set(map(frozenset, states.values())) == {frozenset({"Completed", "Cached"})}
-    assert len(states) == 14
+    assert len(states) == 16
 
 
 def test_a_stage_that_is_none_is_told_before_anything_runs(

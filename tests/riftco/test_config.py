@@ -39,6 +39,11 @@ CONTRADICTIONS: list[tuple[Any, dict[str, Any], str]] = [
     ),
     (PostTrainingConfig, {"loss_scope": "response_only"}, "use sampling_strategy document_rows or packed"),
     (
+        PipelineConfig,
+        {"post_training": {"fine_tuning_method": "lora", "optimizer": "adam", "lora": {"rank": 512}}},
+        "post_training.lora.rank: 512 exceeds 128, a side of the model",
+    ),
+    (
         InstructionsConfig,
         {"validation_fraction": 0.2},
         r"validation_fraction 0.2 and .* add up to 1.17; make it 1",
