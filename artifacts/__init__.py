@@ -14,7 +14,7 @@ from artifacts.optimizer_state import (
     StepState,
 )
 from artifacts.packed_nf4 import PackedNf4Weight, QuantizedScales
-from artifacts.prepared import PreparedDataset, verify_prepared_dataset
+from artifacts.prepared import PreparedDataset, is_prepared_dataset, verify_prepared_dataset
 from artifacts.records import Ref, RunStage, StepRecord, Tag
 from artifacts.remote import RemoteStore
 from artifacts.specs import ModelConfig, ParameterSpec, TokenizerSpec
@@ -55,6 +55,7 @@ __all__ = [
     "TrainingCheckpoint",
     "Workspace",
     "canonical_json",
+    "is_prepared_dataset",
     "parse_json",
     "pull",
     "push",

@@ -121,6 +121,14 @@ def verify_prepared_dataset(directory: Path | str) -> PreparedDataset:
     return PreparedDataset(directory, files, data, hashlib.sha256(data).hexdigest())
 
 
+def is_prepared_dataset(directory: Path | str) -> bool:
+    """Whether a folder has the manifest of a prepared dataset; nothing in it is checked."""
+    try:
+        return _FORMAT.encode() in (Path(directory) / _MANIFEST_NAME).read_bytes()
+    except OSError:
+        return False
+
+
 def _described_files(directory: Path, manifest: Any) -> Mapping[str, PreparedFile]:
     """What the files must be, once the manifest's parts agree with each other."""
     if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:

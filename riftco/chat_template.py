@@ -41,7 +41,7 @@ class PlainChat:
     stop = ("\n### User:",)
 
     def render(self, messages: Sequence[ChatMessage]) -> str:
-        """User and assistant in turns, the user first and last.
+        """User and assistant in turns, the user first and last, and never with nothing to say.
 
         System messages before them begin the first question: the template has no turn of their own.
         """
@@ -55,6 +55,8 @@ class PlainChat:
                     f"{expected}; it knows user and assistant in turns, the user first and last, and system "
                     "messages before them"
                 )
+            if message.role == "user" and not message.content.strip(ASCII_WHITESPACE):
+                raise ValueError("prompt must not be blank; say something")
             expected = "assistant" if expected == "user" else "user"
         if expected == "user":
             raise ValueError("a conversation must end with a user message, which the answer follows")
@@ -72,7 +74,10 @@ def _trimmed(text: str) -> str:
 
 
 PLAIN = PlainChat()
-_TEMPLATES: Mapping[str, ChatTemplate] = {PLAIN.name: PLAIN}
+_TEMPLATES: Mapping[str, ChatTemplate] = {
+    PLAIN.name: PLAIN,
+    "_FrozenInstructionFormatter": PLAIN,  # so the original's labs call it, which froze no other
+}
 
 
 def chat_template(metadata: Mapping[str, Any]) -> ChatTemplate:
@@ -84,6 +89,6 @@ def chat_template(metadata: Mapping[str, Any]) -> ChatTemplate:
     if not isinstance(name, str) or name not in _TEMPLATES:
         raise ValueError(
             f"the model was tuned with the formatter {name!r}, whose template is unknown here; known are "
-            f"{', '.join(_TEMPLATES)}"
+            f"{PLAIN.name}"
         )
     return _TEMPLATES[name]

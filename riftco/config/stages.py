@@ -41,7 +41,8 @@ class InstructionsConfig(Config):
     """Instruction data: micro-world questions, or a JSONL file of your own."""
 
     path: Source | None = None
-    """A JSONL file with `prompt` and `response` on each line; none generates micro-world questions."""
+    """A JSONL file with `prompt` and `response` on each line, or as OpenAI, Alpaca or Dolly have them; none
+    generates micro-world questions."""
     examples: PositiveInt = 12_000
     """Micro-world questions to generate."""
     random_seed: Seed = 11

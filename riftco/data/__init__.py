@@ -14,6 +14,7 @@ from riftco.data.splits import (
     Partition,
     SplitFractions,
     StableHashSplitter,
+    formatter_name,
     freeze_instruction_formatter,
     validate_formatted_splits_disjoint,
 )
@@ -29,6 +30,7 @@ __all__ = [
     "SplitFractions",
     "StableHashSplitter",
     "format_parts",
+    "formatter_name",
     "freeze_instruction_formatter",
     "load_instructions",
     "parse_instructions",

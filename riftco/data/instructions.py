@@ -52,7 +52,7 @@ class PlainChatFormatter:
         return f"{self.format_prompt(example.prompt)}{_trim(example.response)}\n"
 
     def format_prompt(self, prompt: str) -> str:
-        """The exchange up to where the response begins."""
+        """The exchange up to where the response begins; ValueError for a blank prompt."""
         return PLAIN.render([ChatMessage("user", prompt)])
 
 
@@ -79,11 +79,13 @@ def load_instructions(path: str | os.PathLike[str]) -> tuple[InstructionExample,
 
 
 def parse_instructions(data: bytes, *, source: str) -> tuple[InstructionExample, ...]:
-    """The examples of JSONL bytes: strict UTF-8, one JSON object with `prompt` and `response` a line.
+    """The examples of JSONL bytes: strict UTF-8, one JSON object a line, of one of three shapes.
 
-    Other keys are ignored and blank lines skipped. Lines end at `\\n` (a `\\r` before it is dropped) and
-    nowhere else: U+0085, U+2028 and their like may stand inside a string, where the original would break
-    the line. InputError naming source and line; at least one record.
+    `prompt` and `response`; OpenAI's `messages`, one of the user and one of the assistant; or Alpaca's and
+    Dolly's `instruction`, its `input` or `context` if any, and `output` or `response`. Other keys are ignored
+    and blank lines skipped. Lines end at `\\n` (a `\\r` before it is dropped) and nowhere else: U+0085,
+    U+2028 and their like may stand inside a string, where the original would break the line. InputError
+    naming source and line; at least one record.
     """
     lines = enumerate(decode_utf8(data, source=source).split("\n"), start=1)
     examples = tuple(
@@ -101,18 +103,62 @@ def _parse_line(line: str, where: str) -> InstructionExample:
         raise InputError(f"{error}; write one JSON object a line") from None
     if not isinstance(record, dict):
         raise InputError(f'{where}: is not a JSON object; write {{"prompt": ..., "response": ...}}')
-    for field in _FIELDS:
-        if field not in record:
-            raise InputError(f"{where}: lacks the key {field!r}; every record has prompt and response")
     try:
-        return InstructionExample(record["prompt"], record["response"])
+        return InstructionExample(*_exchange(record))
     except (TypeError, ValueError) as error:
         raise InputError(f"{where}: {error}") from None
 
 
-def _require_text(value: object, field: str) -> None:
+def _exchange(record: dict[str, Any]) -> tuple[Any, Any]:
+    """A record's prompt and response, by its shape."""
+    if "prompt" not in record and "messages" in record:
+        return _of_messages(record["messages"])
+    if "prompt" not in record and "instruction" in record:
+        return _of_instruction(record)
+    for field in _FIELDS:
+        if field not in record:
+            raise InputError(
+                f"lacks the key {field!r}; write prompt and response, messages, or instruction and output"
+            )
+    return record["prompt"], record["response"]
+
+
+def _of_messages(messages: Any) -> tuple[Any, Any]:
+    turns = messages if isinstance(messages, list) else []
+    roles = [turn.get("role") if isinstance(turn, dict) else None for turn in turns]
+    if roles != ["user", "assistant"]:
+        raise InputError(
+            f"messages must be one of the user and one of the assistant, got roles {roles[:4]}; "
+            "leave others out or make them part of the user's"
+        )
+    question, answer = turns
+    return question.get("content"), answer.get("content")
+
+
+def _of_instruction(record: dict[str, Any]) -> tuple[Any, Any]:
+    """As the contract prepares Dolly: parts trimmed, the context below the instruction under its name."""
+    answers = [field for field in ("output", "response") if field in record]
+    if len(answers) != 1:
+        raise InputError(f"has {answers or 'neither output nor response'} beside instruction; give one")
+    prompt = _stripped(record, "instruction")
+    for field in ("input", "context"):
+        if record.get(field) and (text := _stripped(record, field)):
+            prompt += f"\n\n{field.capitalize()}:\n{text}"
+    return prompt, _stripped(record, answers[0])
+
+
+def _stripped(record: dict[str, Any], field: str) -> str:
+    return _text(record[field], field).strip()
+
+
+def _text(value: object, field: str) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{field} is {type(value).__name__}, not text; give it as a string")
+    return value
+
+
+def _require_text(value: object, field: str) -> None:
+    value = _text(value, field)
     if not _trim(value):
         raise InputError(f"{field} is blank; write some text or leave the record out")
     try:

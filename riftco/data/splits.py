@@ -101,7 +101,8 @@ class InstructionSplits:
 class _FrozenInstructionFormatter:
     """A lookup of texts formatted once, so that every later use sees the same ones."""
 
-    def __init__(self, texts: dict[InstructionExample, str], prompts: dict[str, str]) -> None:
+    def __init__(self, name: str, texts: dict[InstructionExample, str], prompts: dict[str, str]) -> None:
+        self.name = name
         self._texts = texts
         self._prompts = prompts
 
@@ -129,7 +130,12 @@ def freeze_instruction_formatter(
     texts = {example: formatter.format(example) for example in examples}
     prompt_of = getattr(formatter, "format_prompt", None)
     prompts = {example.prompt: prompt_of(example.prompt) for example in examples} if prompt_of else {}
-    return _FrozenInstructionFormatter(texts, prompts)
+    return _FrozenInstructionFormatter(type(formatter).__name__, texts, prompts)
+
+
+def formatter_name(formatter: InstructionFormatter) -> str:
+    """What a bundle's metadata calls a formatter: its class, or the class of the one that was frozen."""
+    return formatter.name if isinstance(formatter, _FrozenInstructionFormatter) else type(formatter).__name__
 
 
 def validate_formatted_splits_disjoint(splits: InstructionSplits, formatter: InstructionFormatter) -> None:

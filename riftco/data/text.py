@@ -12,11 +12,18 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from artifacts import is_prepared_dataset
 from riftco.errors import InputError
 
 _NEWLINE = re.compile(r"\r\n?")
 _BLANK_LINES = re.compile(r"\n\s*\n")
-_UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_SIGNATURES = {
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+    b"\x1f\x8b": "gzip",
+    b"PK\x03\x04": "a zip archive",
+    b"PAR1": "Parquet",
+}
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
@@ -35,11 +42,12 @@ def read_corpus(path: str | os.PathLike[str]) -> str:
 
     A folder's files come in the order of their paths (by code point, so the same everywhere); files and
     folders whose name starts with a dot are left out. InputError as `read_text`, for a folder that cannot be
-    read, a link that leads to no file, or if there is no text file.
+    read, a link that leads to no file, a prepared dataset, or if there is no text file.
     """
     root = Path(path)
     if not root.is_dir():
         return read_text(root)
+    _refuse_prepared(root)
     files = sorted(_text_files(root), key=Path.as_posix)
     if not files:
         raise InputError(f"{shown(root)}: has no .txt file in it; add one or give another folder")
@@ -75,20 +83,30 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
     except FileNotFoundError:
         raise InputError(f"{shown(path)}: no such file; check the path") from None
     except IsADirectoryError:
+        _refuse_prepared(Path(path))
         raise InputError(f"{shown(path)}: is a folder; give the path of a file in it") from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise _unreadable(path, error) from None
 
 
 def decode_utf8(data: bytes, *, source: str) -> str:
-    """Strict UTF-8 without the byte order mark; InputError naming source, line and byte."""
+    """Strict UTF-8 without the byte order mark; InputError naming source, line and byte, or what it may be.
+
+    UTF-16 without its mark is valid UTF-8 with many a NUL, by chance; one byte in four is taken for it.
+    """
     data = data.removeprefix(codecs.BOM_UTF8)
+    looks_like = next((kind for mark, kind in _SIGNATURES.items() if data.startswith(mark)), "")
+    if not looks_like and data.count(0) * 4 > len(data):
+        looks_like = "UTF-16"
     try:
-        return data.decode("utf-8")
+        text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         line = universal_newlines(data[: error.start].decode("utf-8")).count("\n") + 1
-        wrong = "looks like UTF-16" if data.startswith(_UTF16_MARKS) else f"byte 0x{data[error.start]:02x}"
+        wrong = f"looks like {looks_like}" if looks_like else f"byte 0x{data[error.start]:02x}"
         raise InputError(f"{source}:{line}: not UTF-8 ({wrong}); save the file as UTF-8") from None
+    if looks_like == "UTF-16":
+        raise InputError(f"{source}:1: not UTF-8 (looks like UTF-16); save the file as UTF-8")
+    return text
 
 
 def universal_newlines(text: str) -> str:
@@ -117,6 +135,15 @@ def _text_files(folder: Path) -> Iterator[Path]:
             _require_file(path)
             if is_text:
                 yield path
+
+
+def _refuse_prepared(folder: Path) -> None:
+    if is_prepared_dataset(folder):
+        files = ", ".join(shown(file) for file in sorted(folder.glob("train.*")))
+        raise InputError(
+            f"{shown(folder)}: is a prepared dataset, whose validation and test records are not for "
+            f"training; give its training file, {files}"
+        )
 
 
 def _require_file(path: Path) -> None:

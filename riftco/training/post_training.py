@@ -17,7 +17,13 @@ from artifacts import ModelBundle, Workspace
 from artifacts.optimizer_state import is_muon_matrix
 from riftco.backends import resolve_backend
 from riftco.config import PostTrainingConfig, contract_dump
-from riftco.data import InstructionExample, InstructionFormatter, PlainChatFormatter, load_instructions
+from riftco.data import (
+    InstructionExample,
+    InstructionFormatter,
+    PlainChatFormatter,
+    formatter_name,
+    load_instructions,
+)
 from riftco.errors import InputError
 from riftco.model import DecoderOnlyTransformer
 from riftco.runtime import ModelRuntime, capture_bundle, require_bundle_fits
@@ -196,7 +202,7 @@ def _metadata(
     return {
         "objective": OBJECTIVES[config.loss_scope],
         "example_count": example_count,
-        "formatter": type(formatter).__name__,
+        "formatter": formatter_name(formatter),
         "training_config": contract_dump(config),
         "resolved_backend": backend,
         "optimizer": config.optimizer,

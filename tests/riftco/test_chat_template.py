@@ -70,10 +70,23 @@ def test_conversations_that_no_training_text_looks_like_are_refused(roles: list,
         PLAIN.render([ChatMessage(role, "x") for role in roles])
 
 
+@pytest.mark.parametrize("blank", ["", " \t\r\n\v\f"])
+def test_a_blank_prompt_is_refused(blank: str) -> None:
+    with pytest.raises(ValueError, match="prompt must not be blank"):
+        PlainChatFormatter().format_prompt(blank)
+    with pytest.raises(ValueError, match="prompt must not be blank"):
+        PLAIN.render(said("a", "b", blank))
+    assert PLAIN.render(said("a", blank, "b"))  # a model may have had nothing to say
+
+
 @pytest.mark.parametrize("name", ["byte", "bpe", "bpe-lora-child", "bpe-qlora-child"])
 def test_bundles_of_the_contract_have_the_plain_template(name: str) -> None:
     """What was tuned with it says so; what was never tuned gets it by default."""
     assert chat_template(ModelBundle.load(FIXTURES / f"{name}.rift").metadata) is PLAIN
+
+
+def test_bundles_of_the_originals_labs_have_the_plain_template() -> None:
+    assert chat_template({"formatter": "_FrozenInstructionFormatter"}) is PLAIN
 
 
 def test_an_unknown_formatter_is_named() -> None:

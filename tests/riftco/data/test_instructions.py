@@ -106,6 +106,27 @@ def test_blank_lines_other_keys_and_a_byte_order_mark_are_passed_over() -> None:
 
 
 @pytest.mark.parametrize(
+    "record",
+    [
+        {"messages": [{"role": "user", "content": "p"}, {"role": "assistant", "content": "r"}]},
+        {"instruction": " p", "input": "", "output": "r\n"},
+        {"instruction": "p", "context": None, "response": "r", "category": "qa"},
+        {"prompt": "p", "response": "r", "messages": [], "instruction": "q", "output": "s"},
+    ],
+)
+def test_records_of_other_shapes_are_the_same_record(record: dict) -> None:
+    assert parse(json.dumps(record).encode()) == (InstructionExample("p", "r"),)
+
+
+def test_a_dolly_record_is_the_contracts() -> None:
+    raw = {"instruction": "Who?\n", "context": "Ann sat. ", "response": "Ann", "category": "closed_qa"}
+    (example,) = parse(json.dumps(raw).encode())
+    assert example.prompt == "Who?\n\nContext:\nAnn sat."
+    alpaca = {"instruction": "Who?", "input": "Ann sat.", "output": "Ann"}
+    assert parse(json.dumps(alpaca).encode())[0].prompt == "Who?\n\nInput:\nAnn sat."
+
+
+@pytest.mark.parametrize(
     ("line", "problem"),
     [
         (b'{"prompt": "p"', "is not strict JSON"),
@@ -120,6 +141,23 @@ def test_blank_lines_other_keys_and_a_byte_order_mark_are_passed_over() -> None:
         (b'{"prompt": "p", "response": " \\t"}', "response is blank"),
         (b'{"prompt": "\xff"}', r"not UTF-8 (byte 0xff)"),
         (b"[" * 100_000, "is not strict JSON"),
+        (b'{"messages": [{"role": "user", "content": "p"}]}', "got roles ['user']; leave others out"),
+        (
+            b'{"messages": [{"role": "system"}, {"role": "user"}, {"role": "assistant"}]}',
+            "one of the user and one of the assistant, got roles ['system', 'user', 'assistant']",
+        ),
+        (b'{"messages": "hi"}', "got roles []"),
+        (
+            b'{"messages": [{"role": "user", "content": ["p"]}, {"role": "assistant", "content": "r"}]}',
+            "prompt is list, not text",
+        ),
+        (b'{"instruction": "p"}', "has neither output nor response beside instruction"),
+        (
+            b'{"instruction": "p", "output": "r", "response": "r"}',
+            "has ['output', 'response'] beside instruction",
+        ),
+        (b'{"instruction": 1, "output": "r"}', "instruction is int, not text"),
+        (b'{"question": "p"}', "lacks the key 'prompt'; write prompt and response, messages, or instruction"),
     ],
 )
 def test_a_bad_line_is_refused_by_file_and_line(line: bytes, problem: str) -> None:

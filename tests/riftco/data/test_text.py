@@ -1,16 +1,19 @@
 """Text files of every unpleasant kind, and documents between blank lines."""
 
 import errno
+import gzip
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from riftco.data import read_corpus, read_text, split_documents
+from riftco.data import load_instructions, read_corpus, read_text, split_documents
 from riftco.data.text import document_cut, share_warning
 from riftco.errors import InputError
+from tests.support import FIXTURES
 
 
 def written(path: Path, data: bytes) -> Path:
@@ -41,9 +44,26 @@ def test_a_byte_that_is_not_utf8_is_refused_with_its_line(tmp_path: Path, newlin
         read_text(path)
 
 
-def test_utf16_is_named_as_what_it_is(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"a\.txt:1: not UTF-8 \(looks like UTF-16\)"):
-        read_text(written(tmp_path / "a.txt", "words".encode("utf-16")))
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        ("words".encode("utf-16"), "UTF-16"),
+        ("words".encode("utf-16-le"), "UTF-16"),
+        ("words\n\nand words, — and words".encode("utf-16-be"), "UTF-16"),
+        (gzip.compress(b"words"), "gzip"),
+        (b"PK\x03\x04\x14\x00\xff", "a zip archive"),
+        (b"PAR1\x15\x04\xff", "Parquet"),
+    ],
+)
+def test_what_is_no_text_is_named_as_what_it_is(tmp_path: Path, data: bytes, kind: str) -> None:
+    with pytest.raises(
+        InputError, match=rf"a\.txt:1: not UTF-8 \(looks like {kind}\); save the file as UTF-8"
+    ):
+        read_text(written(tmp_path / "a.txt", data))
+
+
+def test_a_nul_in_a_text_is_text(tmp_path: Path) -> None:
+    assert read_text(written(tmp_path / "a.txt", b"PAR1 is\0one\0")) == "PAR1 is\0one\0"
 
 
 def test_an_encoded_surrogate_is_refused(tmp_path: Path) -> None:
@@ -89,6 +109,19 @@ def test_no_document_spans_two_files_of_a_folder(tmp_path: Path) -> None:
     written(tmp_path / "1.txt", b"no newline at its end")
     written(tmp_path / "2.txt", b"\nsecond")
     assert read_corpus(tmp_path) == "no newline at its end\n\nsecond"
+
+
+@pytest.mark.parametrize(
+    ("name", "reader", "file"),
+    [("tinystories", read_corpus, "train.txt"), ("dolly", load_instructions, "train.jsonl")],
+)
+def test_a_prepared_dataset_is_no_corpus_and_its_training_file_is_named(
+    name: str, reader: Callable, file: str
+) -> None:
+    folder = FIXTURES / f"prepared-{name}"
+    with pytest.raises(InputError, match=rf"is a prepared dataset, .* training file, .*{file}"):
+        reader(folder)
+    assert reader(folder / file)
 
 
 def test_a_folder_without_text_or_with_an_empty_file_is_refused(tmp_path: Path) -> None:

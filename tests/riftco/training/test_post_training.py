@@ -11,7 +11,12 @@ import pytest
 from artifacts import ModelBundle
 from kernels import dequantize_nf4
 from riftco.config import PostTrainingConfig
-from riftco.data import InstructionExample, PlainChatFormatter
+from riftco.data import (
+    InstructionExample,
+    InstructionSplits,
+    PlainChatFormatter,
+    freeze_instruction_formatter,
+)
 from riftco.errors import InputError
 from riftco.model import lora
 from riftco.training import (
@@ -95,6 +100,9 @@ def test_another_formatter_is_used_and_named(base: ModelBundle) -> None:
 
     result = post_train(base, EXAMPLES, SMALL, formatter=Shouting())
     assert result.bundle.metadata["formatter"] == "Shouting"
+    splits = InstructionSplits(tuple(EXAMPLES), tuple(EXAMPLES), tuple(EXAMPLES))
+    frozen = freeze_instruction_formatter(splits, Shouting())
+    assert post_train(base, EXAMPLES, SMALL, formatter=frozen).bundle.artifact_id == result.bundle.artifact_id
     assert result.metrics != post_train(base, EXAMPLES, SMALL).metrics
 
 

@@ -104,7 +104,7 @@ def test_a_bundle_that_cannot_be_loaded_is_the_server_s_fault_and_secret(
     [
         ("/v1/generate", {"prompt": "x"}),
         ("/v1/completions", {"prompt": "x"}),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": ""}]}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
     ],
 )
 def test_answers_are_not_written_by_the_event_loop(

@@ -338,6 +338,7 @@ def test_what_cannot_be_served_is_refused_by_name(
         ({"messages": [{"role": "user", "content": None}]}, "messages", "invalid_value"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages", "invalid_value"),
         ({"messages": [{"role": "assistant", "content": "x"}]}, "messages", "invalid_value"),
+        ({"messages": [{"role": "user", "content": " \n"}]}, "messages", "invalid_value"),
         ({"messages": [{"role": "user", "content": "x" * CONTEXT}]}, "messages", "context_length_exceeded"),
     ],
     ids=lambda value: str(value)[:40],
