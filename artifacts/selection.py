@@ -1,10 +1,10 @@
 """Which references belong to some names, and which objects to references."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from artifacts.errors import StoreError
 from artifacts.lookup import ambiguous, is_prefix, places
-from artifacts.records import reference_objects
+from artifacts.records import decode_stage, reference_objects
 
 
 def is_readable(name: str, data: bytes) -> bool:
@@ -30,6 +30,31 @@ def all_objects(references: Mapping[str, bytes]) -> dict[str, int | None]:
                 raise StoreError("damaged", f"{message}: run again the step that is wrong")
             sizes[digest] = known if size is None else size
     return sizes
+
+
+def selected(
+    list_names: Callable[[], Sequence[str]],
+    read: Callable[[str], bytes | None],
+    names: Sequence[str],
+    where: str,
+) -> dict[str, bytes]:
+    """The references that `reachable` chooses, with their bytes, of a store that others may be writing to.
+
+    Runs and tags are read before artifacts and steps are listed. These are written before the names, so what
+    a name was made from is listed too, whenever it has come to mean that. Raises StoreError as `reachable`
+    does.
+    """
+
+    def present(wanted: Iterable[str]) -> dict[str, bytes]:
+        found = {name: read(name) for name in wanted}
+        return {name: data for name, data in found.items() if data is not None}  # not removed meanwhile
+
+    parts = {part for text in names for part in text.split("/")}  # the run or tag of a name is one of them
+    spoken = [name for name in list_names() if name.startswith(("runs/", "tags/"))]
+    unread = {name: b"" for name in spoken if names and name.split("/")[1] not in parts}
+    said = present(name for name in spoken if name not in unread)
+    found = present(name for name in list_names() if name.startswith(("artifacts/", "steps/"))) | said
+    return {name: found[name] for name in reachable(found | unread, names, where)}
 
 
 def reachable(references: Mapping[str, bytes], names: Sequence[str], where: str) -> list[str]:
@@ -73,7 +98,7 @@ def _called(
     spoken = places(references, text)
     if spoken and spoken[0].startswith("tags/") and not reference_objects(spoken[0], references[spoken[0]]):
         spoken += places(references.keys() - spoken, text)  # a removed tag goes along with what it hides
-    found = {"/".join(place.split("/")[:3]) for place in spoken}  # a result's stage
+    found = {stage for place in spoken if (stage := _stage_at(references, place))}
     if not found and is_prefix(text):
         digits = text.lower()
         ids = {name for names in owners.values() for name in names if name.startswith(f"artifacts/{digits}")}
@@ -87,3 +112,12 @@ def _called(
             "unknown", f"nothing in {where} is called {text!r}; runs there: {', '.join(runs) or 'none'}"
         )
     return found
+
+
+def _stage_at(references: Mapping[str, bytes], place: str) -> str:
+    """The tag or stage at a place, which may be one of the stage's results; empty if it has none such."""
+    folder, name, *rest = place.split("/", 3)
+    stage = "/".join([folder, name, *rest[:1]])
+    if len(rest) < 2 or not is_readable(stage, references[stage]):
+        return stage
+    return stage if rest[1] in decode_stage(references[stage], str).record.results else ""

@@ -40,7 +40,7 @@ from artifacts.records import (
     require_name,
 )
 from artifacts.reference_folder import ReferenceFolder
-from artifacts.selection import reachable
+from artifacts.selection import selected
 from artifacts.step_key import step_key
 from artifacts.store_folder import ensure, locate, require
 from artifacts.workspace import Workspace
@@ -335,9 +335,7 @@ class Store:
 
     def selected(self, names: Sequence[str] = ()) -> dict[str, bytes]:
         """The references that `select` names, with their bytes."""
-        found = {name: self.references.read(name) for name in self.reference_names()}
-        present = {name: data for name, data in found.items() if data is not None}  # not removed meanwhile
-        return {name: present[name] for name in reachable(present, names, f"the store {self.root}")}
+        return selected(self.reference_names, self.references.read, names, f"the store {self.root}")
 
     def adopt_reference(self, name: str, data: bytes, *, force: bool = False) -> bool:
         """Write a reference that has come from elsewhere, all of whose objects must be here.

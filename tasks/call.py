@@ -76,7 +76,10 @@ class Call:
 class Runner(ABC):
     """Decides what happens when a step is called; active while its `with` block is open."""
 
-    def __init__(self) -> None:
+    def __init__(self, store: Store, run: str) -> None:
+        """A runner for the run of that name."""
+        self.store = store
+        self.run_name = run
         self._claimed: dict[str, Call] = {}
         self._token: contextvars.Token[Runner] | None = None
 
@@ -98,6 +101,12 @@ class Runner(ABC):
             )
 
     def __enter__(self) -> Self:
+        """Raises ValueError for a run with the name of a tag: the tag would hide it."""
+        if self.run_name in self.store.tags():
+            raise ValueError(
+                f"a tag is called {self.run_name}, which would hide the run: give the run another name, "
+                f"or remove the tag: riftco store tag {self.run_name} --remove"
+            )
         self._token = active_runner.set(self)
         return self
 

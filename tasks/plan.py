@@ -39,8 +39,7 @@ class PlanRunner(Runner):
     """
 
     def __init__(self, store: Store, run: str) -> None:
-        super().__init__()
-        self._store = store
+        super().__init__(store, run)
         self._made_before = store.run_stages(run)
         self.stages: list[StagePlan] = []
         self._names: set[str] = set()
@@ -51,10 +50,10 @@ class PlanRunner(Runner):
         self._names |= {call.stage, call.step}
         if call.waits_for:
             return self._unknown(call, "waiting", "for " + ", ".join(call.waits_for))
-        record, damage = recall_intact(self._store, call.key)
+        record, damage = recall_intact(self.store, call.key)
         if record:
             return self._known(call, record.results, "cached", short(record.results))
-        if damage and (record := self._store.recall(call.key)):
+        if damage and (record := self.store.recall(call.key)):
             return self._known(call, record.results, "damaged", damage)
         changed = self._changes(call)
         said = ", ".join(f"{place} {shortened(old)} -> {shortened(new)}" for place, old, new in changed)

@@ -46,9 +46,7 @@ class PlainRunner(Runner):
         force: stages or steps to run although the store has their results. from_stage: so with this one and
         every one after it. report: shows progress; without it, the log gets a line now and then.
         """
-        super().__init__()
-        self.store = store
-        self.run_name = run
+        super().__init__(store, run)
         self._force = frozenset(force)
         self._from_stage = from_stage
         self._seen: set[str | None] = set()

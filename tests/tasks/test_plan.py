@@ -56,6 +56,17 @@ def files(store: Store) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in store.root.rglob("*")}
 
 
+@pytest.mark.parametrize("runner", [PlainRunner, PlanRunner])
+def test_a_run_is_not_called_as_a_tag_that_would_hide_it(store: Store, runner: Any) -> None:
+    tag = store.set_tag("best", store.resolve("demo/write-text"), None)
+    refused = r"tag is called best.*another name.*store tag best --remove"
+    with pytest.raises(ValueError, match=refused), runner(store, "best"):
+        pass
+    store.set_tag("best", None, tag)
+    with runner(store, "best"):
+        dag(size=1, names=["a", "b"])
+
+
 def test_nothing_was_ever_made(tmp_path: Path) -> None:
     stages = plan(Store.open(tmp_path / "new"), size=1)
     assert list(stages) == ["write-text", "repeat-text-2", "repeat-text-3", "join-texts"]

@@ -27,7 +27,7 @@ class Recorder(Runner):
     """Notes the calls and answers each with one result."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(Store.preview("absent"), "demo")
         self.calls: list[Call] = []
 
     def run(self, call: Call) -> Results:
