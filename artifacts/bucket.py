@@ -1,6 +1,6 @@
 """What a remote store needs of the place it lies in: keys, bytes, and writes that depend on what is there."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
@@ -30,9 +30,6 @@ class Bucket(Protocol):
     Keys appear with all their bytes or not at all, whatever happens to the writer.
     """
 
-    def size(self, key: str) -> int | None:
-        """The number of bytes under a key, or None."""
-
     def read(self, key: str) -> tuple[bytes, Any] | None:
         """The bytes under a key and their version, for `swap`; None if there are none."""
 
@@ -51,14 +48,17 @@ class Bucket(Protocol):
     def upload(self, key: str, path: Path, digest: str, sent: Sent) -> None:
         """Write or replace a key with a file's bytes; StoreError, code "damaged", if they hash to another."""
 
-    def keys(self, prefix: str) -> Iterator[str]:
-        """All keys that begin with the prefix, in any order."""
+    def sizes(self, prefix: str) -> Iterator[tuple[str, int]]:
+        """All keys that begin with the prefix, in any order, each with its number of bytes."""
 
     def remove(self, key: str) -> None:
         """Remove a key, if it is there."""
 
+    def keep(self, keys: Collection[str]) -> list[str]:
+        """Let keys survive a power loss, whoever wrote them; returns those of them that are gone."""
+
     def writers_lock(self) -> AbstractContextManager[None]:
-        """Held by a writer from its first object to its last reference, where there is a lock to hold."""
+        """Held by a writer while it writes, where there is a lock to hold: no collector removes keys then."""
 
 
 def open_bucket(url: str, patience: Patience) -> Bucket:

@@ -6,8 +6,8 @@ name is created by a hard link, and tags move under the store's own lock.
 
 import hashlib
 import os
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -23,11 +23,6 @@ class FolderBucket:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._lock = StoreLock(root)
-
-    def size(self, key: str) -> int | None:
-        with reading(self._root), suppress(FileNotFoundError, NotADirectoryError):
-            return (self._root / key).stat().st_size
-        return None
 
     def read(self, key: str) -> tuple[bytes, bytes] | None:
         with reading(self._root), suppress(FileNotFoundError, NotADirectoryError):
@@ -74,20 +69,33 @@ class FolderBucket:
                 raise damaged_source(path, digest)
             self._replace(temporary, self._root / key)  # what is there is of another size, so damaged
 
-    def keys(self, prefix: str) -> Iterator[str]:
+    def sizes(self, prefix: str) -> Iterator[tuple[str, int]]:
         folder = self._root / prefix.rpartition("/")[0]
-        for parent, _, names in os.walk(folder):
-            for name in names:
-                key = (Path(parent) / name).relative_to(self._root).as_posix()
-                if key.startswith(prefix):
-                    yield key
+        with reading(self._root):
+            for parent, _, names in os.walk(folder, onerror=_refuse, followlinks=True):
+                for name in names:
+                    path = Path(parent) / name
+                    key = path.relative_to(self._root).as_posix()
+                    if key.startswith(prefix) and (size := _size(path)) is not None:
+                        yield key, size
 
     def remove(self, key: str) -> None:
         with writing(self._root):
             (self._root / key).unlink(missing_ok=True)
 
-    def writers_lock(self) -> AbstractContextManager[None]:
-        return self._lock.shared()
+    def keep(self, keys: Collection[str]) -> list[str]:
+        with writing(self._root):
+            for folder in {(self._root / key).parent for key in keys}:
+                with suppress(FileNotFoundError):  # with all that was in it
+                    sync_folder(folder)
+            return [key for key in keys if not (self._root / key).exists()]
+
+    @contextmanager
+    def writers_lock(self) -> Iterator[None]:
+        with writing(self._root):
+            make_folder(self._root, sync=True)
+        with self._lock.shared():
+            yield
 
     @contextmanager
     def _staged(self, data: bytes) -> Iterator[Path]:
@@ -100,6 +108,21 @@ class FolderBucket:
         make_folder(path.parent, sync=True)
         os.replace(temporary, path)
         sync_folder(path.parent)
+
+
+def _refuse(error: OSError) -> None:
+    """Raise what keeps a folder from being listed, unless it is not there; a link to nothing is there."""
+    if not isinstance(error, FileNotFoundError) or os.path.islink(error.filename):
+        raise error
+
+
+def _size(path: Path) -> int | None:
+    """The size of a file, or None if it has been removed meanwhile."""
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        _refuse(error)
+        return None
 
 
 def _copied(source: BinaryIO, hasher: "hashlib._Hash", sent: Sent) -> Iterator[bytes]:

@@ -10,7 +10,7 @@ import hashlib
 import json
 import logging
 import secrets
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -53,12 +53,6 @@ class GoogleBucket:
             self._system = GCSFileSystem(
                 skip_instance_cache=True, use_listings_cache=False, requests_timeout=timeout
             )
-
-    def size(self, key: str) -> int | None:
-        try:
-            return int(self._about(key)["size"])
-        except NoSuchKey:
-            return None
 
     def read(self, key: str) -> tuple[bytes, str] | None:
         try:
@@ -124,7 +118,7 @@ class GoogleBucket:
             self._put(key, data)
         sent(size)
 
-    def keys(self, prefix: str) -> Iterator[str]:
+    def sizes(self, prefix: str) -> Iterator[tuple[str, int]]:
         token = None
         while True:
             query = {"prefix": self._prefix + prefix, "pageToken": token}
@@ -133,7 +127,7 @@ class GoogleBucket:
             except NoSuchKey as error:
                 raise self._no_bucket() from error
             for item in page.get("items", ()):
-                yield item["name"].removeprefix(self._prefix)
+                yield item["name"].removeprefix(self._prefix), int(item["size"])
             token = page.get("nextPageToken")
             if not token:
                 return
@@ -141,6 +135,9 @@ class GoogleBucket:
     def remove(self, key: str) -> None:
         with suppress(NoSuchKey):
             self._call("DELETE", "b/{}/o/{}", key)
+
+    def keep(self, keys: Collection[str]) -> list[str]:
+        return []  # nobody collects garbage here
 
     def writers_lock(self) -> AbstractContextManager[None]:
         return nullcontext()

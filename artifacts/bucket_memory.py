@@ -1,7 +1,7 @@
 """A bucket in the memory of this process, for tests and for trying things out; gone when the process ends."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from threading import Lock
@@ -19,10 +19,6 @@ class MemoryBucket:
     def __init__(self, url: str) -> None:
         self._files = MemoryFileSystem()
         self._root = "/" + url.removeprefix("memory://").strip("/") + "/"
-
-    def size(self, key: str) -> int | None:
-        found = self._get(key)
-        return None if found is None else len(found)
 
     def read(self, key: str) -> tuple[bytes, bytes] | None:
         found = self._get(key)
@@ -54,15 +50,18 @@ class MemoryBucket:
         self.write(key, data)
         sent(len(data))
 
-    def keys(self, prefix: str) -> Iterator[str]:
-        for path in self._files.find(self._root):
+    def sizes(self, prefix: str) -> Iterator[tuple[str, int]]:
+        for path, about in self._files.find(self._root, detail=True).items():
             if path.startswith(self._root + prefix):
-                yield path.removeprefix(self._root)
+                yield path.removeprefix(self._root), about["size"]
 
     def remove(self, key: str) -> None:
         with _LOCK:
             if self._files.exists(self._root + key):
                 self._files.rm_file(self._root + key)
+
+    def keep(self, keys: Collection[str]) -> list[str]:
+        return []  # nobody collects garbage here
 
     def writers_lock(self) -> AbstractContextManager[None]:
         return nullcontext()

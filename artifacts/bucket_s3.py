@@ -11,7 +11,7 @@ way. Credentials, region and endpoint come from where botocore looks for them (A
 
 import base64
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -44,6 +44,9 @@ _TEMPORARY = {
     "XAmzContentSHA256Mismatch",
 }
 
+_STALE = {"ExpiredToken", "InvalidToken", "TokenRefreshRequired"}
+"""Answered with status 400 to credentials that were good once."""
+
 
 class S3Bucket:
     """Keys below an `s3://bucket/folder` URL; the version of a value is its ETag."""
@@ -69,12 +72,6 @@ class S3Bucket:
             },
         )
 
-    def size(self, key: str) -> int | None:
-        try:
-            return self._request("head_object", Key=self._prefix + key)["ContentLength"]
-        except NoSuchKey:
-            return None
-
     def read(self, key: str) -> tuple[bytes, str] | None:
         try:
             return self._patience.retry(lambda: self._read(key))
@@ -85,13 +82,12 @@ class S3Bucket:
         answer = self._send("get_object", Key=self._prefix + key)
         body = answer["Body"]
         try:
-            if answer["ContentLength"] > LARGEST_VALUE:
-                message = (
-                    f"{self._url}/{key} has {answer['ContentLength']} bytes, too many for what it should be"
-                )
+            size = self._part_of(answer, "ContentLength")
+            if size > LARGEST_VALUE:
+                message = f"{self._url}/{key} has {size} bytes, too many for what it should be"
                 raise StoreError("damaged", f"{message}: remove it and push again")
             with self._answers():
-                return self._sync(self._system.loop, body.read), answer["ETag"]
+                return self._sync(self._system.loop, body.read), self._part_of(answer, "ETag")
         finally:
             self._close(body)
 
@@ -146,9 +142,8 @@ class S3Bucket:
 
     def _upload_parts(self, key: str, stream: BinaryIO, digest: str, sent: Sent) -> None:
         place = {"Key": self._prefix + key}
-        place["UploadId"] = self._request("create_multipart_upload", **place, ChecksumAlgorithm="SHA256")[
-            "UploadId"
-        ]
+        answer = self._request("create_multipart_upload", **place, ChecksumAlgorithm="SHA256")
+        place["UploadId"] = self._part_of(answer, "UploadId")
         hasher = hashlib.sha256()
         parts: list[dict[str, Any]] = []
         try:
@@ -166,31 +161,35 @@ class S3Bucket:
     def _upload_part(self, place: dict[str, str], number: int, data: bytes) -> dict[str, Any]:
         checksum = _base64(hashlib.sha256(data))
         answer = self._request("upload_part", **place, PartNumber=number, Body=data, ChecksumSHA256=checksum)
-        return {"PartNumber": number, "ETag": answer["ETag"], "ChecksumSHA256": checksum}
+        return {"PartNumber": number, "ETag": self._part_of(answer, "ETag"), "ChecksumSHA256": checksum}
 
     def _complete(self, key: str, place: dict[str, str], parts: list[dict[str, Any]], size: int) -> None:
         try:
             self._request("complete_multipart_upload", **place, MultipartUpload={"Parts": parts})
         except NoSuchKey:  # the upload is unknown: a first request completed it and its answer was lost
-            if self.size(key) != size:
+            if dict(self.sizes(key)).get(key) != size:
                 raise StoreError("remote", f"{self._url} lost the upload of {key}: run again") from None
 
     def _abort(self, place: dict[str, str]) -> None:
         with suppress(StoreError, NoSuchKey):  # what failed before matters more
             self._send("abort_multipart_upload", **place)
 
-    def keys(self, prefix: str) -> Iterator[str]:
+    def sizes(self, prefix: str) -> Iterator[tuple[str, int]]:
         page: dict[str, str] = {}
         while True:
             answer = self._request("list_objects_v2", Prefix=self._prefix + prefix, **page)
             for item in answer.get("Contents", ()):
-                yield item["Key"].removeprefix(self._prefix)
-            if not answer.get("IsTruncated"):
+                key, size = (self._part_of(item, name) for name in ("Key", "Size"))
+                yield key.removeprefix(self._prefix), size
+            if not self._part_of(answer, "IsTruncated"):
                 return
-            page = {"ContinuationToken": answer["NextContinuationToken"]}
+            page = {"ContinuationToken": self._part_of(answer, "NextContinuationToken")}
 
     def remove(self, key: str) -> None:
         self._request("delete_object", Key=self._prefix + key)
+
+    def keep(self, keys: Collection[str]) -> list[str]:
+        return []  # nobody collects garbage here
 
     def writers_lock(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -202,6 +201,13 @@ class S3Bucket:
         with self._answers():
             call = getattr(self._client(), method)
             return self._sync(self._system.loop, call, Bucket=self._bucket, **arguments)
+
+    def _part_of(self, answer: Mapping[str, Any], name: str) -> Any:
+        """A part that S3 always sends; StoreError, code "remote", without it."""
+        if name not in answer:
+            message = f"{self._url} answers without {name}, which S3 always sends"
+            raise StoreError("remote", f"{message}: check AWS_ENDPOINT_URL, or use another service")
+        return answer[name]
 
     def _client(self) -> Any:
         try:
@@ -227,6 +233,9 @@ class S3Bucket:
         except (failure.NoCredentialsError, failure.PartialCredentialsError) as error:
             message = f"{self._url}: {error}: set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
             raise StoreError("remote-denied", message) from error
+        except RecursionError as error:  # botocore asks where the bucket is, and is sent on there as well
+            message = f"{self._url} sends on to another region or address without naming it"
+            raise StoreError("remote", f"{message}: set AWS_DEFAULT_REGION or AWS_ENDPOINT_URL") from error
         except failure.ParamValidationError as error:
             raise StoreError("bad-url", f"{self._url} names no bucket of S3: {error}") from error
         except failure.BotoCoreError as error:
@@ -247,6 +256,8 @@ class S3Bucket:
             return TemporaryError(
                 "remote-unreachable", f"{self._url} is not able to answer ({error}): run again later"
             )
+        if code in _STALE:
+            return StoreError("remote-denied", f"{self._url} denies access ({error}): sign in again")
         if status in (401, 403):
             return StoreError("remote-denied", f"{self._url} denies access ({error}): check keys and policy")
         if status == 501:

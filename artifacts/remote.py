@@ -11,10 +11,10 @@ equal bytes are success.
 
 import hashlib
 import secrets
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from artifacts.bucket import Bucket, KeyChanged, NoSuchKey, Sent, open_bucket
 from artifacts.disk_errors import reading
@@ -53,28 +53,49 @@ class RemoteStore:
         and the server must show that it refuses to overwrite when told so. Raises StoreError, besides what
         the class says: "bad-url", "missing-package", "not-a-store", "newer-store", "no-conditional-writes".
         """
+        remote, is_new = cls._found(url, patience)
+        if is_new and not writable:
+            raise StoreError("not-a-store", f"there is no store at {remote.url}: push one there first")
+        if writable:
+            remote._prepare(is_new=is_new)
+        return remote
+
+    @classmethod
+    def preview(cls, url: str, *, patience: Patience = _PATIENCE) -> Self:
+        """The store that `open` with `writable` would open or make, for looking only; absent, it is empty.
+
+        Raises StoreError as `open` does.
+        """
+        remote, is_new = cls._found(url, patience)
+        if is_new:
+            remote._require_empty()
+        return remote
+
+    @classmethod
+    def _found(cls, url: str, patience: Patience) -> tuple[Self, bool]:
+        """What is at a URL, and whether that is no store yet."""
         url = url.rstrip("/")
         remote = cls(url, open_bucket(url, patience), patience)
         marker = remote._read(MARKER_NAME)
         if marker is not None:
             require_marker(marker, url)
-        elif not writable:
-            raise StoreError("not-a-store", f"there is no store at {url}: push one there first")
-        if writable:
-            remote._prepare(is_new=marker is None)
-        return remote
+        return remote, marker is None
+
+    def _require_empty(self) -> None:
+        entries = (key.partition("/")[0] for key, _ in self._bucket.sizes(""))
+        stray = next((entry for entry in entries if entry not in OWN_ENTRIES), None)
+        if stray is not None:
+            message = f"{self.url} is not a store and not empty (it holds {stray!r})"
+            raise StoreError("not-a-store", f"{message}: give another folder of the bucket")
 
     def _prepare(self, *, is_new: bool) -> None:
         if is_new:
-            entries = (key.partition("/")[0] for key in self._bucket.keys(""))
-            stray = next((entry for entry in entries if entry not in OWN_ENTRIES), None)
-            if stray is not None:
-                message = f"{self.url} is not a store and not empty (it holds {stray!r})"
-                raise StoreError("not-a-store", f"{message}: give another folder of the bucket")
+            self._require_empty()
         self._writable = True
-        self._probe()
-        if is_new and not self._create(MARKER_NAME, MARKER):
-            require_marker(self._read(MARKER_NAME) or b"", self.url)  # another machine was first
+        with self.writers_lock():
+            self._probe()
+            if is_new and not self._create(MARKER_NAME, MARKER):
+                require_marker(self._read(MARKER_NAME) or b"", self.url)  # another machine was first
 
     def _probe(self) -> None:
         """Raise StoreError, code "no-conditional-writes", unless conditions of writes are kept."""
@@ -97,22 +118,19 @@ class RemoteStore:
 
     # Objects
 
-    def size(self, digest: str) -> int | None:
-        """The size in bytes of an object, or None if it is not here."""
-        return self._bucket.size(object_name(digest))
+    def object_sizes(self) -> dict[str, int]:
+        """Sizes in bytes of all objects that are here, by digest; their bytes are not looked at."""
+        found = ((key, key.rpartition("/")[2], size) for key, size in self._bucket.sizes("objects/"))
+        return {digest: size for key, digest, size in found if key == object_name(digest)}
 
-    def has(self, digest: str, size: int) -> bool:
-        """Whether an object of this digest and size is here; its bytes are not looked at."""
-        return self.size(digest) == size
+    def keep_objects(self, digests: Collection[str]) -> list[str]:
+        """Let objects survive a power loss, whoever put them; returns those that are not here any more.
 
-    def require(self, digest: str, size: int | None = None) -> int:
-        """The size of an object; StoreError, "missing", or "damaged" if a size is given and it is another."""
-        found = self.size(digest)
-        if found is None:
-            raise self._unusable("missing", digest)
-        if size not in (None, found):
-            raise self._unusable("damaged", digest)
-        return found
+        To be called, as `keep_references`, while `writers_lock` is held.
+        """
+        self._require_writable()
+        lost = set(self._bucket.keep([object_name(digest) for digest in digests]))
+        return [digest for digest in digests if object_name(digest) in lost]
 
     def put_object(self, digest: str, path: Path, sent: Sent = _ignore) -> None:
         """Write or replace an object with a file's bytes; `sent` hears how many have arrived since last time.
@@ -139,19 +157,21 @@ class RemoteStore:
                     break
                 yield chunk
         except NoSuchKey as error:
-            raise self._unusable("missing", digest) from error
+            raise self.unusable("missing", digest) from error
         if count != size or hasher.hexdigest() != digest:
-            raise self._unusable("damaged", digest)
+            raise self.unusable("damaged", digest)
 
-    def _unusable(self, code: str, digest: str) -> StoreError:
-        remedy = f"remove {object_name(digest)} there and push again from a store that has it"
-        return StoreError(code, f"object {digest} at {self.url} is {code}: {remedy}")
+    def unusable(self, code: Literal["missing", "damaged"], digest: str) -> StoreError:
+        """What to raise for an object that is not here, or not of its size or hash."""
+        first = f"remove {object_name(digest)} there and " if code == "damaged" else ""
+        message = f"object {digest} at {self.url} is {code}"
+        return StoreError(code, f"{message}: {first}push again from a store that has it")
 
     # References
 
     def reference_names(self) -> list[str]:
         """Names of all references, such as `runs/demo/pretrain`: artifacts, then steps, runs and tags."""
-        names = [key.removeprefix("refs/") for key in self._bucket.keys("refs/")]
+        names = [key.removeprefix("refs/") for key, _ in self._bucket.sizes("refs/")]
         return sorted(filter(is_reference_name, names), key=reference_order)
 
     def read_reference(self, name: str) -> bytes | None:
@@ -179,8 +199,16 @@ class RemoteStore:
             return found is not None and found[0] == data
         return self._swap(key, data, found[1])
 
+    def keep_references(self, names: Collection[str]) -> None:
+        """Let references, and that this is a store, survive a power loss, whoever wrote them."""
+        self._require_writable()
+        self._bucket.keep([MARKER_NAME, *map(_reference_key, names)])
+
     def writers_lock(self) -> AbstractContextManager[None]:
-        """Held while objects and then their references are written, so that no collector comes between."""
+        """Held while objects or references are written, so that no collector comes between.
+
+        Not for as long as many objects take: a collector that waits for it lets no other writer begin.
+        """
         return self._bucket.writers_lock()
 
     def _create(self, key: str, data: bytes) -> bool:

@@ -5,7 +5,7 @@ names of runs, then tags. What is there already is skipped, so the same command 
 stopped.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -13,7 +13,7 @@ from artifacts.adoption import would_adopt
 from artifacts.errors import StoreError
 from artifacts.records import Tag, decode_tag, moves_forward, reference_objects
 from artifacts.remote import RemoteStore
-from artifacts.selection import all_objects, is_readable, reachable
+from artifacts.selection import all_objects, is_readable, selected
 from artifacts.store import Progress, Store
 
 _TAG_TRIES = 3
@@ -30,7 +30,7 @@ class Transferred:
     copied: list[str] = field(default_factory=list, compare=False)
     """Digests, and names of references."""
     replaced: list[str] = field(default_factory=list, compare=False)
-    """Stages of runs, `demo/train`, that meant something else here."""
+    """Stages of runs, `demo/train`, that meant something else where they were copied to."""
 
 
 class Tally:
@@ -53,13 +53,15 @@ class Tally:
         self.done.bytes += size
         self.done.copied.append(digest)
 
-    def reference(self, name: str, *, written: bool) -> None:
-        """A reference was copied, or was there."""
+    def reference(self, name: str, *, written: bool, is_new: bool = True) -> None:
+        """A reference was copied, or was there; not `is_new`: there was another in its place."""
         if written:
             self.done.references += 1
             self.done.copied.append(name)
         else:
             self.done.skipped += 1
+        if written and not is_new and name.startswith("runs/"):
+            self.done.replaced.append(name.removeprefix("runs/"))
         self.saw(0, name)
 
     def skip(self, size: int, what: str) -> None:
@@ -75,33 +77,71 @@ def push(
     progress: Progress | None = None,
     *,
     force: bool = False,
+    dry_run: bool = False,
 ) -> Transferred:
     """Copy what names of runs, stages, tags or artifacts reach to a remote store; without names, everything.
 
     What they were made from goes with them. A run's name is replaced there. An artifact or step that is there
     stands if it is intact. A tag only moves on; with `force` one that was moved in both places means
-    everywhere what it means here, and counts on from there. Raises StoreError, besides what RemoteStore does:
-    "unknown", "ambiguous"; "damaged-reference" for a reference here, "missing" or "damaged" for an object
-    here, "tag-diverged".
+    everywhere what it means here, and counts on from there. dry_run: only say what would be copied. Raises
+    StoreError, besides what RemoteStore does: "unknown", "ambiguous"; "damaged-reference" for a reference
+    here, "missing" or "damaged" for an object here; "tag-diverged", before anything is copied.
     """
     references = store.selected(names)
     sizes = {digest: _local_size(store, digest, size) for digest, size in all_objects(references).items()}
+    there = remote.object_sizes()
+    for name, data in _tags(references).items():
+        _would_push(name, data, remote.read_reference(name), there, force)
     tally = Tally(sum(sizes.values()), progress)
+    _push_objects(store, remote, sizes, there, tally, dry_run)
+    there |= sizes
+    if dry_run:
+        _push_references(store, remote, references, there, tally, force, dry_run)
+        return tally.done
     with remote.writers_lock():
-        for digest, size in sizes.items():
-            if remote.has(digest, size):
-                tally.skip(size, digest)
-            else:
-                path = store.path(store.ref("object", digest))
-                remote.put_object(digest, path, partial(tally.saw, what=digest))
-                tally.object(size, digest)
-        for name, data in references.items():
-            if name.startswith("tags/"):
-                written = _push_tag(store, remote, name, data, force)
-            else:
-                written = _push_reference(remote, name, data)
-            tally.reference(name, written=written)
+        for digest in remote.keep_objects(sizes):  # collected before a reference named them
+            remote.put_object(digest, store.path(store.ref("object", digest)))
+        _push_references(store, remote, references, there, tally, force, dry_run)
+        remote.keep_references(references)
     return tally.done
+
+
+def _push_objects(
+    store: Store,
+    remote: RemoteStore,
+    sizes: dict[str, int],
+    there: dict[str, int],
+    tally: Tally,
+    dry_run: bool,
+) -> None:
+    for digest, size in sizes.items():
+        if there.get(digest) == size:
+            tally.skip(size, digest)
+            continue
+        if dry_run:
+            tally.saw(size, digest)
+        else:
+            path = store.path(store.ref("object", digest))
+            with remote.writers_lock():
+                remote.put_object(digest, path, partial(tally.saw, what=digest))
+        tally.object(size, digest)
+
+
+def _push_references(
+    store: Store,
+    remote: RemoteStore,
+    references: dict[str, bytes],
+    there: dict[str, int],
+    tally: Tally,
+    force: bool,
+    dry_run: bool,
+) -> None:
+    for name, data in references.items():
+        standing = remote.read_reference(name)
+        written = _would_push(name, data, standing, there, force)
+        if written and not dry_run:
+            written = _push_reference(store, remote, name, data, standing, force)
+        tally.reference(name, written=written, is_new=standing is None)
 
 
 def pull(
@@ -117,16 +157,21 @@ def pull(
 
     force: a tag that was moved in both places, or is damaged here, becomes what it is there.
     dry_run: only say what would be copied. Raises StoreError, besides what RemoteStore and Store do:
-    "unknown", "ambiguous"; "damaged-reference", "missing" or "damaged" for what is there, "tag-diverged".
+    "unknown", "ambiguous"; "damaged-reference", "missing" or "damaged" for what is there and is not intact
+    here; "tag-diverged", before anything is copied.
     """
     references = _selected(remote, names)
-    sizes = {digest: _remote_size(remote, digest, size) for digest, size in all_objects(references).items()}
+    _require_tags_move(store, references, force)
+    there = remote.object_sizes()
+    sizes = {
+        digest: _pulled_size(store, remote, digest, size, there.get(digest))
+        for digest, size in all_objects(references).items()
+    }
     tally = Tally(sum(sizes.values()), progress)
     for digest, size in sizes.items():
         if is_intact(store, digest):
             tally.skip(size, digest)
             continue
-        remote.require(digest, size)
         if dry_run:
             tally.saw(size, digest)
         else:
@@ -142,43 +187,69 @@ def is_intact(store: Store, digest: str) -> bool:
 
 
 def adopt(store: Store, references: dict[str, bytes], tally: Tally, *, force: bool, dry_run: bool) -> None:
-    """Give references, in the order to write them, to a local store. Raises StoreError."""
+    """Give references, in the order to write them, to a local store.
+
+    Raises StoreError; "tag-diverged" before any is written.
+    """
+    _require_tags_move(store, references, force)
     for name, data in references.items():
-        replaces = name.startswith("runs/") and store.read_reference(name) not in (None, data)
+        standing = store.read_reference(name)
         if dry_run:
             written = would_adopt(store, name, data, force=force)
         else:
             written = store.adopt_reference(name, data, force=force)
-        tally.reference(name, written=written)
-        if replaces:
-            tally.done.replaced.append(name.removeprefix("runs/"))
+        tally.reference(name, written=written, is_new=standing is None)
+
+
+def _require_tags_move(store: Store, references: dict[str, bytes], force: bool) -> None:
+    for name, data in _tags(references).items():
+        would_adopt(store, name, data, force=force)
+
+
+def _tags(references: dict[str, bytes]) -> dict[str, bytes]:
+    return {name: data for name, data in references.items() if name.startswith("tags/")}
 
 
 def _selected(remote: RemoteStore, names: Sequence[str]) -> dict[str, bytes]:
-    present = {name: remote.read_reference(name) for name in remote.reference_names()}
-    there = {name: data for name, data in present.items() if data is not None}
     try:
-        return {name: there[name] for name in reachable(there, names, remote.url)}
+        return selected(remote.reference_names, remote.read_reference, names, remote.url)
     except StoreError as error:
         if error.code != "damaged-reference":
             raise
         raise StoreError(error.code, f"{remote.url}: {error}") from error
 
 
-def _push_reference(remote: RemoteStore, name: str, data: bytes) -> bool:
-    """Whether the reference had to be written."""
-    standing = remote.read_reference(name)
-    if standing == data:
-        return False
+def _would_push(
+    name: str, data: bytes, standing: bytes | None, there: Mapping[str, int], force: bool
+) -> bool:
+    """Whether a reference has to be written where `standing` is, and the objects `there` of these sizes."""
+    if standing is None or standing == data:
+        return standing is None
+    if name.startswith("runs/"):
+        return True
+    if name.startswith("tags/"):
+        return _tag_moves(name, data, standing, force)
+    return not _stands(name, standing, there)
+
+
+def _tag_moves(name: str, data: bytes, standing: bytes, force: bool) -> bool:
+    try:
+        return moves_forward(name.removeprefix("tags/"), _tag(name, standing), decode_tag(data, str))
+    except StoreError as error:
+        if force and error.code == "tag-diverged":
+            return True
+        raise
+
+
+def _push_reference(
+    store: Store, remote: RemoteStore, name: str, data: bytes, standing: bytes | None, force: bool
+) -> bool:
+    """Whether the reference was written; it is not if somebody else has just done so."""
+    if name.startswith("tags/"):
+        return _push_tag(store, remote, name, data, force)
     if name.startswith("runs/"):
         remote.replace_reference(name, data)
         return True
-    if standing is None:
-        if remote.create_reference(name, data):
-            return True
-        standing = remote.read_reference(name)
-    if standing is None or _stands(remote, name, standing):
-        return False
     return remote.swap_reference(name, data, standing)
 
 
@@ -205,20 +276,25 @@ def _tag(name: str, data: bytes | None) -> Tag | None:
     return decode_tag(data, str) if data is not None and is_readable(name, data) else None
 
 
-def _stands(remote: RemoteStore, name: str, data: bytes) -> bool:
+def _stands(name: str, data: bytes, there: Mapping[str, int]) -> bool:
     """Whether an artifact or step of a remote store can be read and its objects are there."""
     if not is_readable(name, data):
         return False
     sizes = reference_objects(name, data)
-    return all(remote.size(digest) == size for digest, size in sizes.items() if size is not None)
+    return all(there.get(digest) == size for digest, size in sizes.items() if size is not None)
 
 
 def _local_size(store: Store, digest: str, size: int | None) -> int:
     return store.path(store.ref("object", digest)).stat().st_size if size is None else size
 
 
-def _remote_size(remote: RemoteStore, digest: str, size: int | None) -> int:
-    return remote.require(digest) if size is None else size
+def _pulled_size(store: Store, remote: RemoteStore, digest: str, size: int | None, found: int | None) -> int:
+    """The size of an object that is intact here, or has this size, if it is known, in the remote store."""
+    if found is not None and size in (None, found):
+        return found
+    if is_intact(store, digest):
+        return store.objects.size(digest)
+    raise remote.unusable("missing" if found is None else "damaged", digest)
 
 
 def _seen(chunks: Iterable[bytes], tally: Tally, what: str) -> Iterator[bytes]:

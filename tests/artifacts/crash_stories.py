@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from artifacts import Ref, StepRecord, Store, step_key, write_atomic
+from artifacts import Ref, RemoteStore, StepRecord, Store, push, step_key, write_atomic
 from artifacts.fsck import check_store
 from artifacts.garbage import collect
 from artifacts.workspace import METRICS_DIGEST
@@ -62,6 +62,14 @@ def publish(base: Path, acknowledge: Acknowledge, seed: int = 1) -> StepRecord:
     store.name_run("demo", "train", key, record)
     acknowledge(reference(store, "runs/demo/train"))
     return record
+
+
+def put_and_name(base: Path, acknowledge: Acknowledge) -> None:
+    """One object and one name, of a run."""
+    store = open_store(base)
+    record = StepRecord("train", 1, {"seed": 0}, {"log": store.put_bytes("metrics", b"log 0")}, 1.5)
+    store.name_run("demo", "train", OLD, store.remember(OLD, record))
+    acknowledge(reference(store, "runs/demo/train"))
 
 
 def put_garbage(base: Path, acknowledge: Acknowledge) -> Ref:
@@ -124,6 +132,15 @@ def save_first_point(base: Path, acknowledge: Acknowledge) -> None:
     save_point(base, acknowledge, 1)
 
 
+def push_all(base: Path, acknowledge: Acknowledge) -> None:
+    """Copy the store into a folder beside it."""
+    store, folder = open_store(base), base / "home" / "copy"
+    push(store, RemoteStore.open(f"file://{folder}", writable=True))
+    paths = [store.path(store.ref("object", digest)) for digest in store.digests()]
+    paths += [reference(store, name) for name in store.reference_names()]
+    acknowledge(folder / "STORE.json", *(folder / path.relative_to(store.root) for path in paths))
+
+
 def history(base: Path, acknowledge: Acknowledge) -> None:
     """A store with a past: a run, a tag, garbage."""
     publish(base, acknowledge, 0)
@@ -151,6 +168,7 @@ STORIES: dict[str, list[Job]] = {
     "collect, then publish": [history, collect_garbage, publish],
     "collect unnamed, then publish": [history, collect_unnamed, publish],
     "collect twice": [history, collect_unnamed, collect_unnamed],
+    "push": [put_and_name, push_all, push_all],
     "save into a new folder": [save_old, save],
     "save again": [history, save, save],
     "save a resume point": [history, save_first_point, save_point],
@@ -160,19 +178,21 @@ STORIES: dict[str, list[Job]] = {
 def faults_of(state: State, promises: dict[str, set[bytes | str | None]]) -> list[str]:
     """What is wrong in a state, read without the store's code."""
     faults = [f"lost {path}" for path, contents in promises.items() if state.get(path) not in contents]
-    objects = {}
+    objects = set()
     for path, content in state.items():
         if "/objects/sha256/" in path and isinstance(content, bytes):
-            objects[Path(path).name] = content
+            objects.add((path.partition("/objects/")[0], Path(path).name))
             if hashlib.sha256(content).hexdigest() != Path(path).name:
                 faults.append(f"torn {path}")
     for path, content in state.items():
         if "/refs/" in path and isinstance(content, bytes):
-            faults += [f"{fault} {path}" for fault in _reference_faults(content, objects)]
+            store = path.partition("/refs/")[0]
+            here = {digest for place, digest in objects if place == store}
+            faults += [f"{fault} {path}" for fault in _reference_faults(content, here)]
     return faults
 
 
-def _reference_faults(content: bytes, objects: dict[str, bytes]) -> list[str]:
+def _reference_faults(content: bytes, objects: set[str]) -> list[str]:
     try:
         fields = json.loads(content)
         seal = fields.pop("sha256")
@@ -195,7 +215,7 @@ def learn_expected(base: Path) -> None:
         place.mkdir()
         EXPECTED[job] = job(place, lambda *paths: None)
     silent = [save, save_old, save_point, save_first_point]
-    silent += [forget, collect_garbage, collect_unnamed, tag_what_is_seen]
+    silent += [put_and_name, push_all, forget, collect_garbage, collect_unnamed, tag_what_is_seen]
     EXPECTED.update(dict.fromkeys(silent))
 
 

@@ -45,9 +45,11 @@ class Proxy:
     """Headers of requests that do not reach the server."""
     faults: dict[int, Fault] = field(default_factory=dict)
     headers: list[dict[str, str]] = field(default_factory=list)
+    canned: dict[str, tuple[int, bytes]] = field(default_factory=dict)
+    """Part of a request's path -> status and body to answer instead of the server."""
 
     def reset(self, faults: dict[int, Fault] | None = None) -> None:
-        self.seen, self.headers, self.faults, self.page = [], [], faults or {}, 0
+        self.seen, self.headers, self.faults, self.page, self.canned = [], [], faults or {}, 0, {}
 
 
 class Server:
@@ -110,6 +112,11 @@ def credentials_for(url: str) -> Iterator[None]:
     shared_bucket.cache_clear()
 
 
+def error_body(code: str) -> bytes:
+    """What S3 says when it refuses."""
+    return f"<Error><Code>{code}</Code><Message>no</Message></Error>".encode()
+
+
 @contextmanager
 def faulty_proxy(target: str) -> Iterator[Proxy]:
     """A proxy to the server at `target`, an `http://host:port`; handles one request at a time."""
@@ -134,7 +141,8 @@ def faulty_proxy(target: str) -> Iterator[Proxy]:
                 fault = proxy.faults.get(len(proxy.seen))
                 proxy.seen.append(f"{self.command} {self.path}")
                 proxy.headers.append(dict(self.headers))
-                undone = fault in ("reset", "hang", "503", "403", "501")
+                canned = next((proxy.canned[part] for part in proxy.canned if part in self.path), None)
+                undone = canned or fault in ("reset", "hang", "503", "403", "501")
                 answer = None if undone else self._forward(body)
             if fault == "hang":
                 stopped.wait(HANG)
@@ -142,6 +150,8 @@ def faulty_proxy(target: str) -> Iterator[Proxy]:
                 self._reset()
             elif fault in _CODES:
                 self._fail(int(fault))
+            elif canned:
+                self._send(*canned)
             elif answer:
                 self._answer(*answer, truncated=fault == "truncated")
 
@@ -174,7 +184,9 @@ def faulty_proxy(target: str) -> Iterator[Proxy]:
                 self.wfile.flush()
 
         def _fail(self, status: int) -> None:
-            content = f"<Error><Code>{_CODES[str(status)]}</Code><Message>no</Message></Error>".encode()
+            self._send(status, error_body(_CODES[str(status)]))
+
+        def _send(self, status: int, content: bytes) -> None:
             headers = {"Content-Type": "application/xml", "Content-Length": str(len(content))}
             self._answer(status, headers, b"" if self.command == "HEAD" else content, truncated=False)
 

@@ -1,6 +1,9 @@
 """A remote store, whatever it lies in: what it promises about objects and references, and what it refuses."""
 
+import errno
+import fcntl
 import hashlib
+import os
 import threading
 from pathlib import Path
 
@@ -8,6 +11,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from artifacts import StoreError
+from artifacts.bucket_folder import FolderBucket
 from artifacts.canonical_json import canonical_json
 from artifacts.remote import RemoteStore
 from artifacts.retry import Patience
@@ -59,7 +63,7 @@ def put_raw(remote: RemoteStore, key: str, data: bytes) -> None:
 
 
 def keys(remote: RemoteStore) -> set[str]:
-    return {key for key in remote._bucket.keys("") if not key.startswith("locks/")}
+    return {key for key, _ in remote._bucket.sizes("") if not key.startswith("locks/")}
 
 
 def test_an_empty_place_becomes_a_store_and_nothing_else_is_left_there(remote):
@@ -101,9 +105,21 @@ def test_a_store_of_another_format_or_version_is_refused(remote, url, marker, co
         assert caught.value.code == code
 
 
+def test_a_preview_of_an_empty_place_is_an_empty_store_and_makes_none(url, tmp_path):
+    remote = RemoteStore.preview(url, patience=PATIENCE)
+    assert remote.reference_names() == []
+    assert remote.object_sizes() == {}
+    assert keys(remote) == set()
+    assert list(tmp_path.iterdir()) == []
+    put_raw(remote, "holiday.jpg", b"x")
+    assert code_of(RemoteStore.preview, url, patience=PATIENCE) == "not-a-store"
+
+
 def test_what_was_opened_for_reading_is_not_written(remote, url, source):
     reader = RemoteStore.open(url, patience=PATIENCE)
     assert code_of(reader.put_object, DIGEST, source) == "not-writable"
+    assert code_of(reader.keep_objects, [DIGEST]) == "not-writable"
+    assert code_of(reader.keep_references, [STEP]) == "not-writable"
     assert code_of(reader.create_reference, STEP, b"1") == "not-writable"
     assert code_of(reader.replace_reference, STEP, b"1") == "not-writable"
     assert code_of(reader.swap_reference, STEP, b"1", None) == "not-writable"
@@ -111,13 +127,11 @@ def test_what_was_opened_for_reading_is_not_written(remote, url, source):
 
 
 def test_objects_are_put_and_got(remote, source):
-    assert not remote.has(DIGEST, len(DATA))
-    assert remote.size(DIGEST) is None
+    assert remote.object_sizes() == {}
     arrived: list[int] = []
     remote.put_object(DIGEST, source, arrived.append)
     assert sum(arrived) == len(DATA)
-    assert remote.has(DIGEST, len(DATA))
-    assert not remote.has(DIGEST, len(DATA) - 1)
+    assert remote.object_sizes() == {DIGEST: len(DATA)}
     assert b"".join(remote.get_object(DIGEST, len(DATA))) == DATA
     assert keys(remote) == {"STORE.json", KEY}
     remote.put_object(DIGEST, source)
@@ -128,7 +142,7 @@ def test_the_empty_object_is_put_and_got(remote, tmp_path):
     path, digest = tmp_path / "empty", hashlib.sha256(b"").hexdigest()
     path.write_bytes(b"")
     remote.put_object(digest, path)
-    assert remote.has(digest, 0)
+    assert remote.object_sizes() == {digest: 0}
     assert b"".join(remote.get_object(digest, 0)) == b""
 
 
@@ -154,13 +168,12 @@ def test_a_damaged_object_is_noticed_while_it_is_read_and_replaced_by_putting_it
 
 def test_a_missing_object_is_called_missing(remote):
     assert code_of(list, remote.get_object(DIGEST, len(DATA))) == "missing"
-    assert code_of(remote.require, DIGEST) == "missing"
 
 
-def test_a_size_can_be_required(remote, source):
-    remote.put_object(DIGEST, source)
-    assert remote.require(DIGEST) == remote.require(DIGEST, len(DATA)) == len(DATA)
-    assert code_of(remote.require, DIGEST, 3) == "damaged"
+def test_what_lies_elsewhere_among_the_objects_is_no_object(remote):
+    for key in (f"objects/sha256/00/{DIGEST}", f"objects/{DIGEST}", "objects/sha256/note"):
+        put_raw(remote, key, b"x")
+    assert remote.object_sizes() == {}
 
 
 def test_a_reference_is_created_once(remote):
@@ -196,6 +209,51 @@ def test_reference_names_are_listed_in_the_order_to_write_them(remote):
         if not remote.url.startswith("file") or stray != "refs/runs/a":  # a folder of this name is there
             put_raw(remote, stray, b"x")
     assert remote.reference_names() == names
+
+
+def test_a_linked_folder_is_listed_like_any_other(tmp_path):
+    remote = RemoteStore.open(f"file://{tmp_path}/remote", writable=True)
+    remote.create_reference("runs/demo/train", b"x")
+    (tmp_path / "remote" / "refs" / "runs").rename(tmp_path / "elsewhere")
+    (tmp_path / "remote" / "refs" / "runs").symlink_to(tmp_path / "elsewhere")
+    assert remote.reference_names() == ["runs/demo/train"]
+    (tmp_path / "elsewhere").rename(tmp_path / "nowhere")
+    assert code_of(remote.reference_names) == "disk"  # not an empty store
+
+
+def test_a_folder_that_cannot_be_listed_is_an_error_and_not_left_out(tmp_path, monkeypatch):
+    remote = RemoteStore.open(f"file://{tmp_path}/remote", writable=True)
+    for name in ("runs/demo/train", "tags/best"):
+        remote.create_reference(name, b"x")
+    scan = os.scandir
+
+    def scandir(folder):
+        if str(folder).endswith("refs/runs"):  # modes of folders do not stop a superuser
+            raise PermissionError(errno.EACCES, "Permission denied", folder)
+        return scan(folder)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(StoreError, match="refs/runs") as caught:
+        remote.reference_names()
+    assert caught.value.code == "not-readable"
+
+
+def test_what_is_tried_out_in_a_folder_is_safe_from_a_collector(tmp_path, monkeypatch):
+    """It removes all that lies in `tmp` while it holds the store alone."""
+    create, locked = FolderBucket.create, []
+
+    def look(bucket, key, data):
+        with (tmp_path / "remote" / "locks" / "store.lock").open("rb") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                locked.append(False)
+            except BlockingIOError:
+                locked.append(True)
+        create(bucket, key, data)
+
+    monkeypatch.setattr(FolderBucket, "create", look)
+    RemoteStore.open(f"file://{tmp_path}/remote", writable=True)
+    assert locked == [True] * 3
 
 
 @pytest.mark.parametrize("name", ["", "tags", "tags/../x", "steps/short", "runs/a", "runs/a/b/c", "other/x"])

@@ -90,7 +90,7 @@ def test_large_objects_go_up_in_parts_and_come_down_in_pieces(remote, tmp_path, 
     path, digest = tmp_path / "large", hashlib.sha256(data).hexdigest()
     path.write_bytes(data)
     remote.put_object(digest, path)
-    assert remote.has(digest, len(data))
+    assert remote.object_sizes() == {digest: len(data)}
     assert b"".join(remote.get_object(digest, len(data))) == data
     with pytest.raises(StoreError, match="damaged"):
         remote.put_object("0" * 64, path)

@@ -10,7 +10,8 @@ import pytest
 from artifacts import StoreError
 from artifacts.remote import RemoteStore
 from artifacts.retry import Patience
-from tests.artifacts.s3_server import credentials_for, faulty_proxy, s3_server, shared_bucket
+from artifacts.store_marker import MARKER
+from tests.artifacts.s3_server import credentials_for, error_body, faulty_proxy, s3_server, shared_bucket
 
 PATIENCE = Patience(sleep=lambda pause: None, answer_timeout=5)
 DATA = os.urandom(3_000_000)
@@ -99,6 +100,49 @@ def test_a_server_that_denies_is_not_asked_again(remote, proxy):
     proxy.reset({0: "403"})
     assert refusal("s3://bucket").code == "remote-denied"
     assert len(proxy.seen) == 1
+
+
+@pytest.mark.parametrize("code", ["ExpiredToken", "InvalidToken"])
+def test_credentials_that_have_expired_are_a_denial(remote, proxy, code):
+    proxy.canned = {"STORE.json": (400, error_body(code))}
+    error = refusal("s3://bucket")
+    assert error.code == "remote-denied"
+    assert "sign in again" in str(error)
+
+
+def test_a_server_that_sends_on_without_saying_where_is_named(remote, proxy):
+    proxy.canned = {"": (301, error_body("PermanentRedirect"))}
+    error = refusal("s3://bucket")
+    assert error.code == "remote"
+    assert "AWS_DEFAULT_REGION" in str(error)
+
+
+def test_an_object_without_etag_is_refused(remote, proxy):
+    proxy.canned = {"STORE.json": (200, MARKER)}
+    error = refusal("s3://bucket")
+    assert error.code == "remote"
+    assert "ETag" in str(error)
+
+
+_PAGE = b"<ListBucketResult><IsTruncated>%b</IsTruncated>%b</ListBucketResult>"
+
+
+@pytest.mark.parametrize(
+    ("body", "absent"),
+    [
+        (b"", "IsTruncated"),
+        (b"<html>sign in</html>", "IsTruncated"),
+        (_PAGE % (b"true", b""), "NextContinuationToken"),
+        (_PAGE % (b"false", b"<Contents><Size>1</Size></Contents>"), "Key"),
+        (_PAGE % (b"false", b"<Contents><Key>x</Key></Contents>"), "Size"),
+    ],
+)
+def test_a_listing_that_is_none_is_not_an_empty_store(remote, proxy, body, absent):
+    proxy.canned = {"list-type": (200, body)}
+    for listing in (remote.reference_names, remote.object_sizes):
+        with pytest.raises(StoreError, match=f"s3://bucket answers without {absent}") as caught:
+            listing()
+        assert caught.value.code == "remote"
 
 
 @pytest.mark.parametrize("ignored", ["If-None-Match", "If-Match"])

@@ -8,6 +8,8 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from artifacts import Ref, Store, StoreError
+from artifacts.archive import export, import_
+from artifacts.garbage import collect
 from artifacts.records import seal
 from artifacts.remote import RemoteStore
 from artifacts.transfer import Transferred, pull, push
@@ -39,7 +41,7 @@ def code_of(call, *arguments) -> str:
 
 
 def there(remote: RemoteStore) -> dict[str, bytes]:
-    keys = [key for key in remote._bucket.keys("") if key.startswith(("objects/", "refs/"))]
+    keys = [key for key, _ in remote._bucket.sizes("") if key.startswith(("objects/", "refs/"))]
     found = {key: remote._bucket.read(key) for key in keys}
     return {key: value[0] for key, value in found.items() if value}
 
@@ -120,6 +122,60 @@ def test_an_unknown_name_is_an_error_that_says_where(source, remote, target):
     assert contents(target.root) == {}
     assert code_of(push, source, remote, ["nobody"]) == "unknown"
     assert code_of(pull, target, remote, ["abcdef"]) == "unknown"
+
+
+def test_a_result_that_a_stage_does_not_have_is_unknown(source, remote, target):
+    push(source, remote, ["demo/pretrain/result"])
+    for name in ("demo/pretrain/typo", "demo/pretrain/result/more"):
+        assert code_of(push, source, remote, [name]) == "unknown"
+        assert code_of(pull, target, remote, [name]) == "unknown"
+    assert contents(target.root) == {}
+
+
+@pytest.mark.parametrize("direction", ["push", "pull"])
+@pytest.mark.parametrize("names", [[], ["best"], ["demo"]])
+@pytest.mark.parametrize("turn", [0, 1])
+def test_a_name_that_moves_while_it_is_copied_comes_with_all_it_was_made_from(
+    source, remote, target, monkeypatch, direction, names, turn
+):
+    writer, turns = Store.open(source.root, durability="none"), iter(range(9))
+    reader = source if direction == "push" else remote
+    list_names = reader.reference_names
+
+    def others_write_after_a_listing():
+        found = list_names()
+        if next(turns) == turn:
+            inputs = {"before": {"kind": "bundle", "digest": writer.resolve("demo/pretrain").digest}}
+            model = writer.put_bundle(small_bundle(7))
+            finish(writer, "demo", "pretrain", {"inputs": inputs}, model)
+            writer.set_tag("best", model, writer.tag("best"))
+            if direction == "pull":
+                push(writer, RemoteStore.open(remote.url, writable=True))
+        return found
+
+    push(source, remote)
+    monkeypatch.setattr(reader, "reference_names", others_write_after_a_listing)
+    if direction == "push":
+        push(source, remote, names)
+    pull(target, remote, names)
+    stages = target.run_stages("demo").values()
+    named = [*target.tags().values(), *(ref for made in stages for ref in made.record.results.values())]
+    made = {ref for record in target.steps().values() for ref in record.results.values()}
+    assert named
+    assert set(named) <= made
+    assert {ref for ref in named if ref.kind == "bundle"} <= set(target.artifacts().values())
+
+
+def test_names_that_are_not_asked_for_are_not_read(source, remote, target, monkeypatch):
+    finish(source, "other", "corpus", {"inputs": {}, "config": 1}, source.put_bytes("text", b"other words"))
+    push(source, remote)
+    read, seen = remote.read_reference, []
+    monkeypatch.setattr(remote, "read_reference", lambda name: (seen.append(name), read(name))[1])
+    pull(target, remote, ["demo/corpus"])
+    assert [name for name in seen if name.startswith(("runs/", "tags/"))] == [
+        "runs/demo/corpus",
+        "runs/demo/pretrain",
+    ]
 
 
 def test_progress_counts_the_bytes_of_all_objects(source, remote, target):
@@ -216,6 +272,31 @@ def test_a_damaged_remote_object_never_arrives(source, remote, target, change):
     assert contents(target.root) == contents(source.root)
 
 
+@pytest.mark.parametrize("change", ["gone", "shorter"])
+@pytest.mark.parametrize("name", ["demo/corpus", "best"])
+def test_what_is_lost_there_is_not_missed_where_it_is_intact(source, remote, target, change, name):
+    push(source, remote)
+    pull(target, remote)
+    digest = source.resolve(name).digest
+    key = f"objects/sha256/{digest[:2]}/{digest}"
+    remote._bucket.remove(key)
+    if change == "shorter":
+        remote._bucket.write(key, b"x")
+    assert pull(target, remote, ["demo/pretrain"]).objects == 0
+    damage(target.path(target.ref("object", digest)))
+    code = code_of(pull, target, remote, ["demo/pretrain"])
+    assert code == ("missing" if change == "gone" else "damaged")
+
+
+def test_a_missing_remote_object_is_not_to_be_removed(source, remote, target):
+    push(source, remote)
+    digest = source.resolve("best").digest
+    remote._bucket.remove(f"objects/sha256/{digest[:2]}/{digest}")
+    with pytest.raises(StoreError, match=f"{digest} at {remote.url} is missing: push again") as caught:
+        pull(target, remote)
+    assert caught.value.code == "missing"
+
+
 @pytest.mark.parametrize(
     "data", [b"", b"{", b"{}", seal({}), seal({"digest": "../../x", "size": 1, "kind": "x"})]
 )
@@ -304,6 +385,31 @@ def test_a_tag_that_moved_apart_is_refused_and_both_are_named(source, remote, ta
     assert source.resolve("best") == ours
 
 
+@pytest.mark.parametrize("transfer", ["push", "pull", "import"])
+def test_a_tag_that_moved_apart_is_told_before_anything_is_changed(
+    source, remote, target, tmp_path, transfer
+):
+    push(source, remote)
+    pull(target, remote)
+    for store in (source, target):
+        new = moved(store, store.root.name.encode())
+        finish(store, "demo", "pretrain", {"inputs": {}, "of": store.root.name}, new)
+        store.set_tag("a-new-tag", new, None)
+    export(source, tmp_path / "archive")
+    push(source, remote, force=True)
+    before = contents(target.root), there(remote)
+    if transfer == "import":
+        assert code_of(import_, target, tmp_path / "archive") == "tag-diverged"
+        assert contents(target.root).keys() - before[0].keys() == {
+            name for name in contents(source.root).keys() - before[0].keys() if name.startswith("objects/")
+        }
+        assert {name: contents(target.root)[name] for name in before[0]} == before[0]
+    else:
+        call = (pull, target, remote) if transfer == "pull" else (push, target, remote)
+        assert code_of(*call) == "tag-diverged"
+        assert (contents(target.root), there(remote)) == before
+
+
 def test_the_pushing_store_decides_by_force_and_everybody_follows(source, remote, target, tmp_path):
     push(source, remote)
     pull(target, remote)
@@ -386,6 +492,37 @@ def test_a_dry_pull_writes_nothing_and_says_what_the_pull_then_does(source, remo
     assert (done, done.copied, done.replaced) == (planned, planned.copied, planned.replaced)
     again = pull(target, remote, dry_run=True)
     assert (again.objects, again.references, again.copied, again.replaced) == (0, 0, [], [])
+
+
+def test_a_dry_push_writes_nothing_and_says_what_the_push_then_does(source, remote, target):
+    push(source, remote)
+    new = target.put_bytes("text", b"mine")
+    finish(target, "demo", "corpus", {"inputs": {}, "config": 1}, new)
+    target.set_tag("mine", new, None)
+    before = there(remote)
+    planned = push(target, RemoteStore.preview(remote.url), dry_run=True)
+    assert there(remote) == before
+    assert planned.replaced == ["demo/corpus"]
+    assert set(planned.copied) == {*target.digests(), *target.reference_names()}
+    done = push(target, remote)
+    assert (done, done.copied, done.replaced) == (planned, planned.copied, planned.replaced)
+    again = push(target, remote, dry_run=True)
+    assert (again.objects, again.references, again.copied, again.replaced) == (0, 0, [], [])
+
+
+def test_what_a_collector_takes_during_a_push_is_put_again(source, tmp_path, monkeypatch):
+    remote = RemoteStore.open(f"file://{tmp_path}/remote", writable=True)
+    (tmp_path / "remote" / "refs").mkdir()
+    shared, lock, taken = Store.open(tmp_path / "remote", durability="none"), remote.writers_lock, []
+
+    def collected_before():
+        taken.extend(collect(shared, keep_days=0).objects)
+        return lock()
+
+    monkeypatch.setattr(remote, "writers_lock", collected_before)
+    push(source, remote)
+    assert set(taken) == set(source.digests())
+    assert there(remote) == contents(source.root)
 
 
 def test_an_artifact_is_only_adopted_under_its_own_id(source, remote, target):
