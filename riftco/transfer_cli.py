@@ -51,16 +51,20 @@ def import_archive(
         _print_transferred("import", done, dry_run, as_json)
 
 
-def push_to(url: Url, names: Names = None, force: Force = False, as_json: Json = False) -> None:
+def push_to(
+    url: Url, names: Names = None, force: Force = False, dry_run: DryRun = False, as_json: Json = False
+) -> None:
     """Copy runs, tags or artifacts, with all they were made from, to a store elsewhere.
 
-    A run of the same name is replaced there. What is there already is skipped, so that a push that was
-    stopped goes on when it is given again.
+    A run of the same name is replaced there: `--dry-run` says which. What is there already is skipped, so
+    that a push that was stopped goes on when it is given again.
     """
     with user_errors(), show_work("push", size=True) as progress:
         store = Store.open(create=False)
-        done = push(store, RemoteStore.open(url, writable=True), names or (), progress, force=force)
-        _print_transferred("push", done, False, as_json)
+        store.select(names or ())  # a name that is unknown here makes no store there
+        remote = RemoteStore.preview(url) if dry_run else RemoteStore.open(url, writable=True)
+        done = push(store, remote, names or (), progress, force=force, dry_run=dry_run)
+        _print_transferred("push", done, dry_run, as_json)
 
 
 def pull_from(

@@ -344,6 +344,21 @@ def test_a_dry_pull_says_what_it_would_replace_and_makes_nothing(store, tmp_path
     assert not (tmp_path / "absent").exists()
 
 
+def test_a_dry_push_says_what_it_would_replace_and_makes_nothing(store, tmp_path):
+    url = f"file://{tmp_path}/remote"
+    assert parsed("store", "push", url, "--dry-run")["objects"] == 2
+    assert not (tmp_path / "remote").exists()
+    riftco("store", "push", url)
+    train(store, small_bundle(2), store.put_bytes("text", b"other"), steps=7)
+    assert "demo/train would be replaced" in riftco("store", "push", url, "-n").output
+    assert "demo/train was replaced" in riftco("store", "push", url).output
+
+
+def test_a_push_of_an_unknown_name_makes_no_store(store, tmp_path):
+    assert "nosuch" in riftco("store", "push", f"file://{tmp_path}/remote", "nosuch", code=2).stderr
+    assert not (tmp_path / "remote").exists()
+
+
 def test_a_tag_moved_in_two_places_is_decided_by_force(store, tmp_path, monkeypatch):
     url = f"file://{tmp_path}/remote"
     riftco("store", "tag", "best", "demo/train")
