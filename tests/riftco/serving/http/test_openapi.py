@@ -45,7 +45,7 @@ def meets_schema(case: Any, response: Any) -> None:
     case.validate_response(response, checks=checks)
 
 
-@pytest.mark.parametrize("count", [40, pytest.param(1_000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("count", [60, pytest.param(1_000, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("positive", [True, False])
 def test_generated_requests_are_answered_as_the_document_says(url: str, count: int, positive: bool) -> None:
     schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not installed")
