@@ -42,7 +42,17 @@ class ModelSnapshot:
         model.load_base_values(self.tensors)
 
     def build(self) -> DecoderOnlyTransformer:
-        """A new model on the CPU with these values."""
+        """A new model on the CPU with these values. ValueError, before it is made, if they do not fit."""
+        self._require_own_parameters()
         model = DecoderOnlyTransformer(self.config)
         self.load_into(model)
         return model
+
+    def _require_own_parameters(self) -> None:
+        """ValueError unless names and shapes are the configuration's, however many blocks that asks for."""
+        own = self.config.parameter_specs() if self.config.block_count <= len(self.tensors) else ()
+        if list(self.tensors) != [spec.name for spec in own]:
+            raise ValueError("artifact parameter names do not match model")
+        for spec in own:
+            if tuple(self.tensors[spec.name].shape) != spec.shape:
+                raise ValueError(f"artifact parameter shapes do not match model: {spec.name}")

@@ -12,6 +12,7 @@ from kernels import NonFiniteUpdateError
 from riftco.model import AdamStepStats, ModelOptimizer
 
 _LARGEST_RATE = 1e4
+_LARGEST_NORM = 1e37  # Muon's momentum, up to 20 times as large, is finite in float32
 
 
 class AdamW(ModelOptimizer):
@@ -24,7 +25,7 @@ class AdamW(ModelOptimizer):
     def __init__(
         self, parameters: Mapping[str, nn.Parameter], learning_rate: float, *, weight_decay: float
     ) -> None:
-        require_sane(learning_rate)
+        require_sane(learning_rate, weight_decay)
         self.options = AdamWOptions(learning_rate=learning_rate, weight_decay=weight_decay)
         super().__init__(parameters)
         self.learning_rate = learning_rate
@@ -82,19 +83,33 @@ class AdamW(ModelOptimizer):
 
 
 def finite_norm(gradients: Mapping[str, Tensor]) -> float:
-    """The global L2 norm of the gradients; NonFiniteUpdateError if it is not finite."""
+    """The global L2 norm of the gradients; NonFiniteUpdateError if it is above 1e37 or not finite."""
     norm = float(nn.utils.get_total_norm(gradients.values()))
-    if not math.isfinite(norm):
-        raise NonFiniteUpdateError(
-            f"the gradient norm is {norm}; nothing was updated. Lower the learning rate"
-        )
+    if not 1e-12 < norm < 1e12:  # squares may have left float32
+        largest = float(nn.utils.get_total_norm(gradients.values(), math.inf))
+        if 0 < largest < math.inf:
+            norm = largest * float(nn.utils.get_total_norm([g / largest for g in gradients.values()]))
+    require_small(norm)
     return norm
 
 
-def require_sane(learning_rate: float) -> None:
-    """ValueError for a rate so large that one step could overflow weights whose loss is still finite."""
+def require_small(norm: float) -> None:
+    """NonFiniteUpdateError for a gradient norm above 1e37 or not finite."""
+    if not norm <= _LARGEST_NORM:
+        raise NonFiniteUpdateError(
+            f"the gradient norm is {norm}; nothing was updated. Lower the learning rate"
+        )
+
+
+def require_sane(learning_rate: float, weight_decay: float) -> None:
+    """ValueError for settings by which one step could overflow weights whose loss is still finite."""
     if learning_rate > _LARGEST_RATE:
         raise ValueError(f"a learning rate of {learning_rate} diverges; use at most {_LARGEST_RATE:g}")
+    if learning_rate * weight_decay > 1:
+        raise ValueError(
+            f"a learning rate of {learning_rate} with a weight_decay of {weight_decay} takes more than all "
+            f"of a weight in a step; use a weight_decay of at most {1 / learning_rate:g}"
+        )
 
 
 def _decays(name: str, parameter: nn.Parameter) -> bool:

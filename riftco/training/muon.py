@@ -32,7 +32,7 @@ class Muon(ModelOptimizer):
         matrix_learning_rate: float,
         weight_decay: float,
     ) -> None:
-        require_sane(matrix_learning_rate)
+        require_sane(matrix_learning_rate, weight_decay)
         self.options = MuonOptions(
             learning_rate=learning_rate, matrix_learning_rate=matrix_learning_rate, weight_decay=weight_decay
         )

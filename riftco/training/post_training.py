@@ -110,6 +110,7 @@ def post_train(
                 parameters,
                 source,
                 config,
+                inputs={"base": parent},
                 metric_sink=metric_sink,
                 begin=beginning(metric_sink, model, runtime.tokenizer, config),
                 workspace=workspace,

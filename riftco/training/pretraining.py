@@ -160,15 +160,17 @@ def pretrain_texts(
             "make them agree"
         )
     batches = text_batches(texts.training, texts.validation, tokenizer, config)
-    model = _new_model(tokenizer, config).move_to(backend)
+    model_config = _model_config(tokenizer, config)
     metadata = _metadata(texts, batches, config, backend)
-    require_bundle_fits(model.config, tokenizer, stage="pretraining", metadata=metadata)
+    require_bundle_fits(model_config, tokenizer, stage="pretraining", metadata=metadata)
+    model = DecoderOnlyTransformer(model_config).move_to(backend)
     bytes_per_token = text_bytes(texts.training, config) / batches.training_token_count
     metrics = run_training(
         model,
         model.base_parameters(),
         batches.source,
         config,
+        inputs={"validation": metadata["validation_text_sha256"]},
         validation_batches=batches.validation,
         metric_sink=metric_sink,
         begin=beginning(metric_sink, model, tokenizer, config, bytes_per_token=bytes_per_token),
@@ -196,17 +198,15 @@ def _metadata(texts: Texts, batches: TextBatches, config: PretrainingConfig, bac
     }
 
 
-def _new_model(tokenizer: Tokenizer, config: PretrainingConfig) -> DecoderOnlyTransformer:
-    return DecoderOnlyTransformer(
-        ModelConfig(
-            vocabulary_size=tokenizer.vocab_size,
-            maximum_context=config.context_size,
-            model_width=config.model_width,
-            head_count=config.head_count,
-            block_count=config.block_count,
-            feed_forward_width=config.feed_forward_width,
-            random_seed=config.random_seed,
-        )
+def _model_config(tokenizer: Tokenizer, config: PretrainingConfig) -> ModelConfig:
+    return ModelConfig(
+        vocabulary_size=tokenizer.vocab_size,
+        maximum_context=config.context_size,
+        model_width=config.model_width,
+        head_count=config.head_count,
+        block_count=config.block_count,
+        feed_forward_width=config.feed_forward_width,
+        random_seed=config.random_seed,
     )
 
 

@@ -7,7 +7,7 @@ that was killed any number of times ends with the bytes of one that never was.
 import hashlib
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NoReturn
 
@@ -27,10 +27,13 @@ _RUN_DIGEST = "run_sha256"
 _ELSEWHERE = {*OPERATION, "processes", "sharding"}
 
 
-def run_digest(config: PretrainingConfig | PostTrainingConfig) -> str:
-    """SHA-256 over the settings that decide the way of a run, whatever its length and number of processes."""
+def run_digest(config: PretrainingConfig | PostTrainingConfig, inputs: Mapping[str, str]) -> str:
+    """SHA-256 over the settings that decide the way of a run, whatever its length and number of processes,
+    and over the digests of what it is made from besides its batches.
+    """
     apart = _ELSEWHERE | ({"steps"} if config.schedule == "constant" else set())
-    return hashlib.sha256(canonical_json(config.model_dump(mode="json", exclude=apart))).hexdigest()
+    run = {"settings": config.model_dump(mode="json", exclude=apart), "inputs": inputs}
+    return hashlib.sha256(canonical_json(run)).hexdigest()
 
 
 class Checkpointer:
@@ -43,11 +46,12 @@ class Checkpointer:
         optimizer: Optimizer,
         source: BatchSource,
         config: PretrainingConfig | PostTrainingConfig,
+        inputs: Mapping[str, str],
         stop: StopRequest,
     ) -> None:
         self._workspace = workspace
         self._model, self._optimizer, self._source = model, optimizer, source
-        self._last, self._run = config.steps, run_digest(config)
+        self._last, self._run = config.steps, run_digest(config, inputs)
         self._steps, self._seconds = config.checkpoint_steps, 60 * config.checkpoint_minutes
         self._stop = stop
         self._evaluation_interval = config.evaluation_interval
@@ -104,7 +108,7 @@ class Checkpointer:
 
     def _require_same_run(self, checkpoint: TrainingCheckpoint) -> None:
         if checkpoint.metadata.get(_RUN_DIGEST) != self._run:
-            raise ValueError("it was kept under other settings")
+            raise ValueError("it was kept under other settings or of other inputs")
         if checkpoint.global_step > self._last:
             raise ValueError(f"this run has {self._last} steps")
 

@@ -45,12 +45,16 @@ def run_training(
     source: BatchSource,
     config: PretrainingConfig | PostTrainingConfig,
     *,
+    inputs: Mapping[str, str],
     validation_batches: Sequence[TrainingBatch] = (),
     metric_sink: MetricSink | None = None,
     begin: Callable[[Sequence[TrainingMetric]], None] | None = None,
     workspace: Workspace | None = None,
 ) -> tuple[TrainingMetric, ...]:
     """Train these parameters of a model in place; returns every metric in order.
+
+    `inputs`: digests by name of what the run is made from besides its batches, such as the base model; a
+    checkpoint made from others is passed over.
 
     With a workspace the run goes on from the newest intact checkpoint there, keeps its own, and ends between
     two steps on SIGINT or SIGTERM (TrainingStopped, unless the signal's own handler raises); the sink sees
@@ -72,7 +76,7 @@ def run_training(
     schedule = learning_rate_schedule(config, peak=config.learning_rate, steps=config.steps)
     signals = deferred_signals() if workspace else nullcontext(StopRequest())
     with _parts(model, parameters, config) as run, signals as stop:
-        facts = (run.model, run.optimizer, source, config, stop)
+        facts = (run.model, run.optimizer, source, config, inputs, stop)
         keeper = run.checkpointer(workspace, *facts) if workspace else None
         progress = keeper.restore() if keeper else None
         if begin is not None and run.leads:

@@ -11,7 +11,7 @@ from kernels import NonFiniteUpdateError, adam_step
 from kernels.adam.transaction import Bounds, Settings, norm_and_clip
 from riftco.config import PostTrainingConfig, PretrainingConfig
 from riftco.model import Adam, AdamStepStats, ModelOptimizer
-from riftco.training.adamw import AdamW
+from riftco.training.adamw import AdamW, require_small
 from riftco.training.optimizers import state_storage
 from riftco.training.ranks import Ranks
 
@@ -122,10 +122,7 @@ class ShardAdamW(AdamW):
 
     def _update(self, gradients: dict[str, Tensor]) -> AdamStepStats:
         norm = math.sqrt(_squares(gradients, self.ranks)[1])
-        if not math.isfinite(norm):
-            raise NonFiniteUpdateError(
-                f"the gradient norm is {norm}; nothing was updated. Lower the learning rate"
-            )
+        require_small(norm)
         limit = self.options.maximum_gradient_norm
         clip = limit / norm if norm > limit else 1.0
         if clip < 1.0:

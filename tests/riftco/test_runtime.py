@@ -47,6 +47,17 @@ def test_a_bundle_with_other_parameters_is_refused(bundle: ModelBundle) -> None:
         ModelRuntime.open(wrong)
 
 
+@pytest.mark.parametrize("sizes", [{"model_width": 3 * 2**20}, {"block_count": 2**40}])
+def test_a_bundle_that_lacks_its_models_parameters_is_refused_before_the_model_is_built(
+    bundle: ModelBundle, sizes: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("riftco.model.snapshot.DecoderOnlyTransformer", pytest.fail)
+    config = dataclasses.replace(bundle.config, **sizes)
+    wrong = ModelBundle(config, bundle.tokenizer, bundle.parameters, bundle.weights, stage="x")
+    with pytest.raises(ValueError, match="do not match model"):
+        ModelRuntime.open(wrong)
+
+
 def test_a_snapshot_is_a_copy(bundle: ModelBundle) -> None:
     with ModelRuntime.open(bundle) as runtime:
         snapshot = ModelSnapshot.capture(runtime.model, runtime.tokenizer)

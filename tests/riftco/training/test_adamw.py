@@ -67,6 +67,23 @@ def test_a_gradient_that_is_not_finite_changes_nothing() -> None:
     assert optimizer.step_count == 0
 
 
+@pytest.mark.parametrize("size", [1e-30, 1e-13, 1e13, 1e19, 1e36])
+def test_the_norm_of_a_finite_gradient_is_known_whatever_its_size(size: float) -> None:
+    parameters = {"a": one([0.0, 0.0]), "b": one([0.0])}
+    parameters["a"].grad, parameters["b"].grad = torch.tensor([2.0, 3.0]) * size, torch.tensor([6.0]) * size
+    stats = AdamW(parameters, 0.1, weight_decay=0.0).step()
+    assert stats.gradient_norm == pytest.approx(7 * size)
+
+
+def test_rates_by_which_a_step_could_overflow_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"learning rate of 20000.0 diverges; use at most 10000"):
+        AdamW({"a": one([1.0])}, 2e4, weight_decay=0.0)
+    with pytest.raises(
+        ValueError, match=r"weight_decay of 100000.0 takes .* use a weight_decay of at most 10"
+    ):
+        AdamW({"a": one([1.0])}, 0.1, weight_decay=1e5)
+
+
 def test_a_missing_gradient_is_refused_by_name() -> None:
     parameters = {"a": one([1.0]), "b": one([1.0])}
     parameters["a"].grad = torch.tensor([1.0])

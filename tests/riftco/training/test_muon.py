@@ -78,3 +78,22 @@ def test_a_bad_gradient_leaves_every_value_in_place(poisoned: str, value: float 
         muon.step()
     assert all(torch.equal(a, b) for a, b in zip(before, parameters.values(), strict=True))
     assert muon.step_count == 0
+
+
+def test_the_largest_gradients_that_are_taken_leave_momenta_and_weights_finite() -> None:
+    parameters = _parameters()
+    muon = Muon(parameters, 0.01, matrix_learning_rate=0.05, weight_decay=0.2)
+    for _ in range(200):
+        for p in parameters.values():
+            p.grad = torch.full_like(p, 9.9e36 / math.sqrt(p.numel() * len(parameters)))
+        assert muon.step().gradient_norm == pytest.approx(9.9e36)
+    assert all(bool(values.isfinite().all()) for values in (*parameters.values(), *muon._momenta.values()))
+    _set_gradients(parameters, 0)
+    parameters[HIDDEN].grad = torch.full((8, 4), 1e38)
+    with pytest.raises(ValueError, match="nothing was updated"):
+        muon.step()
+
+
+def test_a_decay_of_matrices_that_takes_more_than_all_of_them_is_refused() -> None:
+    with pytest.raises(ValueError, match="use a weight_decay of at most 20"):
+        Muon(_parameters(), 0.01, matrix_learning_rate=0.05, weight_decay=21)

@@ -19,7 +19,7 @@ from artifacts import ModelBundle, TrainingCheckpoint, Workspace
 from riftco.config import LoraConfig, PostTrainingConfig, PretrainingConfig
 from riftco.data import InstructionExample
 from riftco.errors import NonFiniteError, TrainingStopped
-from riftco.training import TrainingMetric, post_train, pretrain_text
+from riftco.training import TrainingMetric, post_train, pretrain_splits, pretrain_text
 from riftco.training.metrics import encode_metrics
 from tests.artifacts.children import Child, Say
 from tests.support import FIXTURES
@@ -237,6 +237,22 @@ def test_a_checkpoint_kept_under_other_settings_is_passed_over_and_does_not_stay
     again: list[TrainingMetric] = []
     tuned(workspace, again.append, **settings)
     assert again[0].step == 6
+
+
+def test_a_checkpoint_of_another_base_is_passed_over(tmp_path: Path) -> None:
+    one = ModelBundle.load(FIXTURES / "bpe.rift")
+    other = ModelBundle.load(FIXTURES / "bpe-lora-child.rift")
+    workspace = Workspace(tmp_path / "work", sync=False)
+    post_train(one, EXAMPLES, TUNING, workspace=workspace)
+    assert post_train(other, EXAMPLES, TUNING, workspace=workspace) == post_train(other, EXAMPLES, TUNING)
+
+
+def test_a_checkpoint_of_another_validation_text_is_passed_over(tmp_path: Path) -> None:
+    config = PRETRAINING.model_copy(update={"steps": 6})
+    workspace = Workspace(tmp_path / "work", sync=False)
+    pretrain_splits(TEXT, "the owl saw the owl.", config, workspace=workspace)
+    again = pretrain_splits(TEXT, "the sun saw the owl.", config, workspace=workspace)
+    assert again == pretrain_splits(TEXT, "the sun saw the owl.", config)
 
 
 def test_more_steps_at_a_constant_rate_go_on_from_fewer(tmp_path: Path) -> None:
