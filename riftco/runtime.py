@@ -8,10 +8,13 @@ import torch
 
 from artifacts import BundleError, ModelBundle, ModelConfig, ParameterSpec
 from artifacts.bundle_manifest import BundleManifest, metadata_bytes
+from artifacts.zip_layout import MAXIMUM_MANIFEST_BYTES
 from riftco.backends import BackendName, resolve_backend
 from riftco.errors import InputError
 from riftco.model import DecoderOnlyTransformer, ModelSnapshot
 from riftco.tokenizer import Tokenizer
+
+_LEAST_BLOCK_BYTES = 1000  # of a manifest, which lists a block's 16 parameters
 
 
 class ModelRuntime:
@@ -76,14 +79,16 @@ def require_bundle_fits(
 ) -> None:
     """InputError if the bundle of such a model, whatever its weights, would be refused: too large a manifest.
 
-    To be asked before the model is trained.
+    To be asked before the model is built.
     """
-    parameters, no_weights = config.parameter_specs(), "0" * 64
+    no_weights = "0" * 64
     try:
+        if config.block_count * _LEAST_BLOCK_BYTES > MAXIMUM_MANIFEST_BYTES:
+            raise BundleError("manifest-size", f"a manifest has at most {MAXIMUM_MANIFEST_BYTES} bytes")
         BundleManifest(
             config,
             tokenizer.spec,
-            parameters,
+            config.parameter_specs(),
             no_weights,
             stage,
             parent_artifact_id,

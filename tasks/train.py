@@ -90,8 +90,7 @@ def tune_rank(
     work: Work, rank: int, base: Ref, training: Ref, validation: Ref, config: RankSweepConfig
 ) -> Results:
     """The base model tuned through LoRA of one rank, and its loss on the validation instructions."""
-    alpha = config.alpha_over_rank * rank
-    lora = config.training.lora.model_copy(update={"rank": rank, "alpha": alpha})
+    lora = config.lora(rank)
     results = post_train.body(work, base, training, config.training.model_copy(update={"lora": lora}))
     loss = instruction_loss(
         work,
@@ -101,7 +100,7 @@ def tune_rank(
         config.training.batch_size,
         config.training.loss_scope,
     )
-    scores = {"rank": rank, "alpha": alpha, "validation_loss": loss}
+    scores = {"rank": rank, "alpha": lora.alpha, "validation_loss": loss}
     work.log.info("rank %d: validation loss %.4f", rank, loss)
     return {**results, "scores": put_json(work.store, "scores", scores)}
 

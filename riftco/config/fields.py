@@ -7,8 +7,9 @@ from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, model_v
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-PositiveInt = Annotated[int, Field(strict=True, gt=0)]
+PositiveInt = Annotated[int, Field(strict=True, gt=0, le=2**32 - 1)]
 NonNegativeInt = Annotated[int, Field(strict=True, ge=0)]
+Flag = Annotated[bool, Field(strict=True)]
 Seed32 = Annotated[int, Field(strict=True, ge=0, le=2**32 - 1)]
 Seed = Annotated[int, Field(strict=True, ge=0)]
 PositiveFloat = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]

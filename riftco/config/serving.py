@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from riftco.config.fields import BackendChoice, Config, NonNegativeInt, PositiveFloat, PositiveInt
+from riftco.config.fields import BackendChoice, Config, Flag, NonNegativeInt, PositiveFloat, PositiveInt
 
 
 class ServingConfig(Config):
@@ -31,7 +31,7 @@ class ServingConfig(Config):
     """Tokens computed in one step: prompts longer than this are computed in chunks."""
     kv_cache_block_count: NonNegativeInt = 0
     """Pages of keys and values; 0 for `maximum_running` full contexts. With fewer, sequences take turns."""
-    prefix_cache: bool = True
+    prefix_cache: Flag = True
     """Reuse the pages of beginnings that prompts have in common."""
     threads: Annotated[int, Field(strict=True, ge=1, le=1024)] | None = None
     """Threads of a step in the native kernels; all cores by default."""

@@ -4,8 +4,9 @@ from typing import Annotated, Self, TypeVar
 
 from pydantic import Field, field_validator, model_validator
 
+from artifacts.checks import positive_float32
 from riftco.config.fields import Config, Fraction, OpenFraction, PositiveFloat, PositiveInt, Seed, Source
-from riftco.config.training import PostTrainingConfig
+from riftco.config.training import LoraConfig, PostTrainingConfig
 
 AnyConfig = TypeVar("AnyConfig", bound=Config)
 
@@ -80,7 +81,14 @@ class RankSweepConfig(Config):
             raise ValueError(f"ranks must be distinct, got {self.ranks}")
         if self.training.fine_tuning_method != "lora":
             raise ValueError("training.fine_tuning_method must be lora: ranks are those of LoRA adapters")
+        for rank in self.ranks:
+            positive_float32(f"alpha_over_rank times rank {rank}", self.alpha_over_rank * rank)
         return self
+
+    def lora(self, rank: int) -> LoraConfig:
+        """The adapters of a rank."""
+        alpha = self.alpha_over_rank * rank
+        return LoraConfig.model_validate(dict(self.training.lora) | {"rank": rank, "alpha": alpha})
 
 
 class EvaluationConfig(Config):

@@ -10,9 +10,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from artifacts.checks import positive_float32
 from riftco.config.fields import (
     BackendChoice,
     Config,
+    Flag,
     NonNegativeFloat,
     NonNegativeInt,
     OpenFraction,
@@ -43,9 +45,15 @@ class LoraConfig(Config):
 
     rank: PositiveInt = 4
     alpha: PositiveFloat = 8.0
+    """Rounded to float32, which alpha / rank has to be too."""
     targets: tuple[LoraTarget, ...] = ("attention.query", "attention.value")
     """Projections that get an adapter; stored in the model's own order."""
     random_seed: Seed32 = 5489
+
+    @field_validator("alpha")
+    @classmethod
+    def _float32(cls, alpha: float) -> float:
+        return positive_float32("lora alpha", alpha)
 
     @field_validator("targets")
     @classmethod
@@ -53,6 +61,11 @@ class LoraConfig(Config):
         if not targets or len(set(targets)) != len(targets):
             raise ValueError(f"lora targets must be distinct and at least one, got {targets}")
         return tuple(target for target in LORA_TARGETS if target in targets)
+
+    @model_validator(mode="after")
+    def _float32_scale(self) -> Self:
+        positive_float32("lora alpha / rank", self.alpha / self.rank)
+        return self
 
 
 class OptimizationConfig(Config):
@@ -78,7 +91,7 @@ class OptimizationConfig(Config):
     precision: Literal["fp32", "bf16"] = "fp32"
     """`bf16`: matrix products in bfloat16, or in 16-bit fixed point on CPUs with AVX2 and no matrix units;
     weights, optimiser state, statistics and loss stay float32."""
-    compile: bool = False
+    compile: Flag = False
     """Compile the blocks with `torch.compile`: up to a minute at the start; its gain varies by device."""
     nonfinite: Literal["raise", "skip"] = "raise"
     """When a loss or gradient is not finite, nothing is updated: end the run, or say so and go on."""
@@ -159,7 +172,7 @@ class PretrainingConfig(OptimizationConfig):
     sampling_strategy: Literal["random_window", "document_rows", "packed"] = "random_window"
     """`document_rows`: each row of a batch is one document (text between blank lines). `packed`: rows are
     full of whole documents that do not see each other."""
-    end_of_text: bool = False
+    end_of_text: Flag = False
     """End every document with a token of its own, which no text can contain."""
 
     def _contradictions(self) -> Iterator[str]:
@@ -198,7 +211,7 @@ class PostTrainingConfig(OptimizationConfig):
     activation_checkpointing: ActivationCheckpointing = "disabled"
     nf4_block_size: Nf4BlockSize = 64
     nf4_scale_block_size: Nf4BlockSize = 256
-    double_quantization: bool = True
+    double_quantization: Flag = True
     optimizer_state: Literal["auto", "contiguous", "paged"] = "auto"
     """`auto` is paged for qlora, else contiguous."""
     optimizer_page_size: PositiveInt = 4096

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 from pydantic import BaseModel, ValidationError
 
@@ -9,10 +10,13 @@ from riftco.config import (
     CorpusConfig,
     FinetuneFlowConfig,
     InstructionsConfig,
+    LoraConfig,
     PipelineConfig,
     PostTrainingConfig,
     PretrainFlowConfig,
     PretrainingConfig,
+    RankSweepConfig,
+    ServingConfig,
     contract_dump,
 )
 
@@ -124,3 +128,46 @@ def test_a_form_fills_in_what_the_settings_have(flow: type[BaseModel]) -> None:
     assert defaults_of(schema) == flow().model_dump(mode="json")
     assert schema["properties"]["evaluation"]["properties"]["stories"]["exclusiveMinimum"] == 0
     assert "$ref" not in str(schema)
+
+
+def test_lora_alpha_is_a_float32_as_in_the_original_and_so_is_its_ratio_to_the_rank() -> None:
+    tuning = PostTrainingConfig.model_validate({"lora": {"alpha": 0.001}})
+    assert contract_dump(tuning)["lora"]["alpha"] == 0.0010000000474974513
+    assert RankSweepConfig(alpha_over_rank=0.1).lora(3).alpha == float(np.float32(0.1 * 3))
+    for alpha in (1e39, 1e-60):
+        with pytest.raises(ValidationError, match="lora alpha must be a positive finite float32"):
+            LoraConfig(alpha=alpha)
+        with pytest.raises(ValidationError, match="alpha_over_rank times rank 2 must be a positive finite"):
+            RankSweepConfig(alpha_over_rank=alpha)
+    with pytest.raises(ValidationError, match="lora alpha / rank must be a positive finite float32"):
+        LoraConfig(alpha=1e-45, rank=8)
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        (PretrainingConfig, "steps"),
+        (PretrainingConfig, "loss_average_window"),
+        (PretrainingConfig, "feed_forward_width"),
+        (PretrainingConfig, "block_count"),
+        (PostTrainingConfig, "context_size"),
+    ],
+)
+def test_a_size_that_no_machine_can_have_is_refused(config: Any, name: str) -> None:
+    with pytest.raises(ValidationError, match=f"{name}\n.* less than or equal to 4294967295"):
+        config(**{name: 10**20})
+
+
+@pytest.mark.parametrize("value", [0, 1, "1", "yes"])
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        (PostTrainingConfig, "double_quantization"),
+        (PostTrainingConfig, "compile"),
+        (PretrainingConfig, "end_of_text"),
+        (ServingConfig, "prefix_cache"),
+    ],
+)
+def test_what_is_true_or_false_is_nothing_else(config: Any, name: str, value: Any) -> None:
+    with pytest.raises(ValidationError, match="valid boolean"):
+        config(**{name: value})

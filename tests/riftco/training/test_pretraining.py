@@ -128,6 +128,15 @@ def test_a_vocabulary_too_large_for_a_bundle_is_refused_before_the_first_step() 
     assert seen == []
 
 
+@pytest.mark.parametrize("block_count", [2000, 10**8])
+def test_blocks_too_many_for_a_bundle_are_refused_before_the_model_is_built(
+    block_count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("riftco.training.pretraining.DecoderOnlyTransformer", pytest.fail)
+    with pytest.raises(InputError, match=f"block_count {block_count} are too large for a bundle"):
+        pretrain_text(TEXT, SMALL.model_copy(update={"block_count": block_count}))
+
+
 def test_the_validation_tail_is_counted_in_characters() -> None:
     result = pretrain_text("ab" * 40 + "é" * 20, SMALL)
     assert (result.training_token_count, result.validation_token_count) == (100, 20)
