@@ -73,7 +73,12 @@ def finetune_dag(config: FinetuneFlowConfig, sources: Sources) -> Results:
         rank=config.post_training.lora.rank,
         config=config.post_training,
     )
-    tuned = post_train(base=sources.base, training=instructions["train"], config=config.post_training)
+    tuned = post_train(
+        base=sources.base,
+        training=instructions["train"],
+        validation=instructions["validation"],
+        config=config.post_training,
+    )
     plot = plot_loss(title="Tuning loss", metrics=tuned["metrics"])
     answers = answer_questions(bundle=tuned["bundle"], test=instructions["test"], config=config.evaluation)
     check_serving(bundle=tuned["bundle"], test=instructions["test"], config=config.serving)
@@ -102,7 +107,12 @@ def pipeline_dag(config: PipelineConfig, sources: Sources) -> Results:
     pretrained = _pretrained(corpus, tokenizer, config.pretraining)
     base = pretrained["bundle"]
     samples = sample_stories(bundle=base, corpus_facts=corpus["facts"], config=config.evaluation)
-    tuned = post_train(base=base, training=instructions["train"], config=config.post_training)["bundle"]
+    tuned = post_train(
+        base=base,
+        training=instructions["train"],
+        validation=instructions["validation"],
+        config=config.post_training,
+    )["bundle"]
     sweep = tune_rank.map(
         rank=list(config.rank_sweep.ranks),
         base=base,

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,7 +19,7 @@ from artifacts import BundleError, ModelBundle, Store, Workspace, step_key, writ
 from riftco.bench_cli import bench_serve
 from riftco.commands import Assignments, ConfigFile, Model, open_bundle, readable, user_errors
 from riftco.config import OPERATION, PostTrainingConfig, PretrainingConfig, ServingConfig
-from riftco.data import read_text
+from riftco.data import read_corpus, read_text
 from riftco.errors import InputError
 from riftco.exclusive import exclusive
 from riftco.lineage_cli import diff, lineage, why
@@ -57,58 +57,79 @@ def _riftco(
     pass
 
 
+_ANSWERS: dict[str, Any] = {"sampling_strategy": "document_rows", "loss_scope": "response_only"}
+"""What `tune` sets if the user does not: whole examples, whose responses are learned."""
+
 Output = Annotated[Path, typer.Option("--output", "-o", help="Bundle to write.", metavar="FILE.rift")]
 
 
 @app.command(epilog=settings_help(PretrainingConfig))
 def pretrain(
-    text: Annotated[Path, typer.Argument(help="UTF-8 text to learn.", metavar="TEXT")],
+    text: Annotated[
+        Path, typer.Argument(help="UTF-8 text to learn: a file, or a folder of .txt files.", metavar="TEXT")
+    ],
     output: Output,
     validation: Annotated[
-        Path | None, typer.Option(help="Text to validate on; else the end of TEXT.")
+        Path | None, typer.Option(help="Text to validate on, likewise; else the end of TEXT.")
     ] = None,
     config: ConfigFile = None,
     assignments: Assignments = None,
 ) -> None:
-    """Train a new model on a text file and write its bundle.
+    """Train a new model on text and write its bundle.
 
     Example: `riftco pretrain book.txt -o book.rift -s steps=500 -s model_width=64 -s context_size=64`
     """
     with user_errors():
         settings = load_config(PretrainingConfig(), config, assignments or ())
         _check_output(output, text, validation)
-        from riftco.training import pretrain_file, pretrain_files
+        from riftco.training import pretrain_splits, pretrain_text
 
-        files = [read_text(path) for path in (text, validation) if path is not None]
-        with _training("pretrain", settings, output, files) as (sink, workspace):
-            if validation is None:
-                result = pretrain_file(text, settings, metric_sink=sink, workspace=workspace)
+        learned, *held_out = (read_corpus(path) for path in (text, validation) if path is not None)
+        with _training("pretrain", settings, output, [learned, *held_out]) as (sink, workspace):
+            if not held_out:
+                result = pretrain_text(learned, settings, metric_sink=sink, workspace=workspace)
             else:
-                result = pretrain_files(text, validation, settings, metric_sink=sink, workspace=workspace)
+                result = pretrain_splits(
+                    learned, held_out[0], settings, metric_sink=sink, workspace=workspace
+                )
             _saved(result.bundle, output, result.metrics[-1].loss)
 
 
-@app.command(epilog=settings_help(PostTrainingConfig))
+@app.command(epilog=settings_help(PostTrainingConfig, context_size="the model's", **_ANSWERS))
 def tune(
     model: Model,
     instructions: Annotated[Path, typer.Argument(help="JSONL with prompt and response.", metavar="JSONL")],
     output: Output,
+    validation: Annotated[
+        Path | None, typer.Option(help="JSONL held out: its loss is shown on the way.", metavar="JSONL")
+    ] = None,
     config: ConfigFile = None,
     assignments: Assignments = None,
 ) -> None:
     """Fine-tune a model on prompts and responses, in full or through LoRA, and write the new bundle.
 
+    Unless set otherwise, each row is a whole example in the model's own context, and responses alone are
+    learned.
+
     Example: `riftco tune book.rift chats.jsonl -o chat.rift -s fine_tuning_method=lora -s lora.rank=8`
     """
     with user_errors():
-        settings = load_config(PostTrainingConfig(), config, assignments or ())
-        _check_output(output, Path(model), instructions)
+        _check_output(output, Path(model), instructions, validation)
         base = open_bundle(model)
+        defaults = PostTrainingConfig(context_size=base.config.maximum_context, **_ANSWERS)
+        settings = load_config(defaults, config, assignments or ())
         from riftco.training import post_train_jsonl
 
-        inputs = [base.artifact_id, read_text(instructions)]
+        inputs = [base.artifact_id, *(read_text(path) for path in (instructions, validation) if path)]
         with _training("tune", settings, output, inputs) as (sink, workspace):
-            result = post_train_jsonl(base, instructions, settings, metric_sink=sink, workspace=workspace)
+            result = post_train_jsonl(
+                base,
+                instructions,
+                settings,
+                validation_path=validation,
+                metric_sink=sink,
+                workspace=workspace,
+            )
             _saved(result.bundle, output, result.metrics[-1].loss)
 
 
@@ -162,7 +183,8 @@ def _training(
     """The metric sink of a training and where it keeps its state, both in the folder `OUTPUT.run`.
 
     A run that was stopped goes on if settings and inputs are the same; one whose bundle is written, which is
-    to be done inside, leaves no state. Of ranks that share a run only the leader has a sink.
+    to be done inside, leaves no state but the table and samples, and one that was refused nothing. Of ranks
+    that share a run only the leader has a sink.
     """
     from riftco.training.ranks import is_leader
     from riftco.training.tracking import open_tracking
@@ -176,14 +198,19 @@ def _training(
         yield None, workspace
         return
     waiting = f"{output}: another process is training the same; waiting"
-    with (
-        exclusive(folder / f"{workspace.folder.name}.lock", lambda: LOGGER.info(waiting)),
-        show_progress() as report,
-        open_tracking(settings, run=output.stem, folder=folder, report=partial(report, title)) as sink,
-    ):
-        yield sink, workspace
-        workspace.clear()
-        _tell_of_unfinished(folder)
+    try:
+        with (
+            exclusive(folder / f"{workspace.folder.name}.lock", lambda: LOGGER.info(waiting)),
+            show_progress() as report,
+            open_tracking(settings, run=output.stem, folder=folder, report=partial(report, title)) as sink,
+        ):
+            yield sink, workspace
+            workspace.clear()
+            _tell_of_unfinished(folder)
+    finally:
+        for unused in (workspace.folder, folder):
+            with suppress(OSError):  # there is something in it
+                unused.rmdir()
 
 
 def _tell_of_unfinished(folder: Path) -> None:

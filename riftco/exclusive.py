@@ -21,8 +21,8 @@ def exclusive(
     The holder removes the file before letting go, so whoever waited may own the lock of a file that is no
     longer the one at `path`: then it starts over.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     while True:
+        path.parent.mkdir(parents=True, exist_ok=True)  # which the last holder may have removed
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             if not _is_free(descriptor):

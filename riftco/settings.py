@@ -145,9 +145,11 @@ def _unknown(path: str, prefix: str, values: Mapping[str, Any], source: str) -> 
     return f"{source}: unknown setting {path}; {hint}"
 
 
-def settings_help(config: type[BaseModel]) -> str:
-    """The settings of a stage and their defaults, as a paragraph for a help page."""
-    fields = ", ".join(f"{name}={field.default}" for name, field in config.model_fields.items())
+def settings_help(config: type[BaseModel], **defaults: object) -> str:
+    """The settings of a stage and their defaults, some of which a command has its own, for a help page."""
+    fields = ", ".join(
+        f"{name}={defaults.get(name, field.default)}" for name, field in config.model_fields.items()
+    )
     return f"Settings and their defaults: {fields}"
 
 

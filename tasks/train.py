@@ -65,20 +65,22 @@ def _bits_per_byte(bundle: "ModelBundle", text: str, config: PretrainingConfig) 
         return validation_bits_per_byte(runtime.model, runtime.tokenizer, split_documents(text), **sizes)
 
 
-@step(version=4, ignore=[f"config.{name}" for name in OPERATION])
-def post_train(work: Work, base: Ref, training: Ref, config: PostTrainingConfig) -> Results:
-    """The base model tuned on the training instructions."""
+@step(version=5, ignore=[f"config.{name}" for name in OPERATION])
+def post_train(work: Work, base: Ref, training: Ref, validation: Ref, config: PostTrainingConfig) -> Results:
+    """The base model tuned on the training instructions, and its loss on the validation instructions."""
     from riftco import training as trainers
 
-    examples = read_examples(work, training)
+    examples, held_out = (read_examples(work, ref) for ref in (training, validation))
     bundle = work.store.load_bundle(base)
     with tracked(work, config) as sink:
-        result = trainers.post_train(bundle, examples, config, metric_sink=sink, workspace=work.workspace)
+        result = trainers.post_train(
+            bundle, examples, config, validation=held_out, metric_sink=sink, workspace=work.workspace
+        )
     return {"bundle": work.store.put_bundle(result.bundle), "metrics": _put_metrics(work, result.metrics)}
 
 
 @step(
-    version=4,
+    version=5,
     ignore=[
         "config.ranks",
         "config.training.lora.rank",
@@ -91,7 +93,8 @@ def tune_rank(
 ) -> Results:
     """The base model tuned through LoRA of one rank, and its loss on the validation instructions."""
     lora = config.lora(rank)
-    results = post_train.body(work, base, training, config.training.model_copy(update={"lora": lora}))
+    tuning = config.training.model_copy(update={"lora": lora})
+    results = post_train.body(work, base, training, validation, tuning)
     loss = instruction_loss(
         work,
         results["bundle"],

@@ -35,6 +35,7 @@ _DEMO_POST_TRAINING = PostTrainingConfig(
     steps=600,
     context_size=144,
     batch_size=32,
+    evaluation_interval=100,
     learning_rate=4e-3,
     attention="flash",
     optimizer="muon",

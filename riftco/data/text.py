@@ -24,6 +24,7 @@ _SIGNATURES = {
     b"PK\x03\x04": "a zip archive",
     b"PAR1": "Parquet",
 }
+_RECORDS = {".jsonl", ".csv", ".parquet", ".gz"}
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
@@ -42,10 +43,16 @@ def read_corpus(path: str | os.PathLike[str]) -> str:
 
     A folder's files come in the order of their paths (by code point, so the same everywhere); files and
     folders whose name starts with a dot are left out. InputError as `read_text`, for a folder that cannot be
-    read, a link that leads to no file, a prepared dataset, or if there is no text file.
+    read, a link that leads to no file, a prepared dataset, a file of records or packed data (.jsonl, .csv,
+    .parquet, .gz), or if there is no text file.
     """
     root = Path(path)
     if not root.is_dir():
+        if root.suffix.lower() in _RECORDS:
+            raise InputError(
+                f"{shown(root)}: is no plain text by its name; write its texts to a .txt file, with blank "
+                "lines between them"
+            )
         return read_text(root)
     _refuse_prepared(root)
     files = sorted(_text_files(root), key=Path.as_posix)

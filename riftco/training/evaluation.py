@@ -13,14 +13,15 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from riftco.config import LossScope
+from riftco.config import LossScope, PostTrainingConfig
 from riftco.data import InstructionExample, InstructionFormatter, PlainChatFormatter
+from riftco.errors import InputError
 from riftco.model import DecoderOnlyTransformer
 from riftco.tokenizer import Tokenizer
 from riftco.training.batches import TrainingBatch, at_least
@@ -28,6 +29,8 @@ from riftco.training.document_rows import SEPARATOR, Span, frame_documents, padd
 from riftco.training.instruction_batches import EncodedExample, encode_examples
 from riftco.training.loop import batch_loss
 from riftco.training.metrics import perplexity
+
+_VALIDATION_BATCHES = 4  # whatever the number of examples: it is done often
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,24 @@ def evaluate_instruction_examples(
         perplexity=perplexity(loss),
         elapsed_seconds=time.perf_counter() - started,
     )
+
+
+def instruction_validation_batch(
+    tokenizer: Tokenizer,
+    examples: Sequence[InstructionExample],
+    formatter: InstructionFormatter,
+    config: PostTrainingConfig,
+) -> TrainingBatch:
+    """The first rows that `evaluate_instruction_examples` scores, at most four training batches of them.
+
+    As one batch, whose loss is the mean over all its targets. InputError when no example has a target.
+    """
+    encoded = encode_examples(tokenizer, examples, formatter, config.loss_scope)
+    chunks = (chunk for example in encoded for chunk in _scored_chunks(example, config.context_size))
+    rows = list(islice(chunks, _VALIDATION_BATCHES * config.batch_size))
+    if not rows:
+        raise InputError(f"none of the {len(examples)} validation examples has a token to score; give others")
+    return _batch(rows)
 
 
 def validation_bits_per_byte(

@@ -14,7 +14,7 @@ from typing import Any
 from artifacts import ModelBundle, TokenizerSpec, Workspace, canonical_json, write_atomic
 from artifacts.disk_errors import writing
 from riftco.config import PostTrainingConfig, PretrainingConfig
-from riftco.data import InstructionExample, InstructionFormatter, PlainChatFormatter, parse_instructions
+from riftco.data import InstructionExample, InstructionFormatter, PlainChatFormatter, load_instructions
 from riftco.errors import InputError
 from riftco.tokenizer import Tokenizer
 from riftco.training.launch import JOB, launch
@@ -25,7 +25,8 @@ from riftco.training.pretraining import PretrainingResult, Texts, pretrain_texts
 from riftco.training.ranks import is_leader
 from riftco.training.stopping import StopRequest, deferred_signals
 
-_TRAINING, _VALIDATION, _BASE, _EXAMPLES = "training.txt", "validation.txt", "base.rift", "examples.jsonl"
+_TRAINING, _VALIDATION, _BASE = "training.txt", "validation.txt", "base.rift"
+_EXAMPLES, _HELD_OUT = "examples.jsonl", "held-out.jsonl"
 _BUNDLE, _METRICS, _RESULT = "bundle.rift", "metrics.jsonl", "result.json"
 _PREFIX, _REPORTS = "job-", "riftco-ranks-"
 
@@ -50,6 +51,7 @@ def post_train_in_ranks(
     examples: Sequence[InstructionExample],
     config: PostTrainingConfig,
     *,
+    validation: Sequence[InstructionExample],
     formatter: InstructionFormatter,
     metric_sink: MetricSink | None,
     workspace: Workspace | None,
@@ -60,10 +62,17 @@ def post_train_in_ranks(
             f"the formatter {type(formatter).__name__} cannot be handed to other processes; "
             "start the ranks with torchrun, or use processes 1"
         )
-    lines = b"".join(canonical_json(example.identity) + b"\n" for example in examples)
-    files = {_BASE: base_bundle.to_bytes(), _EXAMPLES: lines}
+    files = {
+        _BASE: base_bundle.to_bytes(),
+        _EXAMPLES: _jsonl(examples),
+        **({_HELD_OUT: _jsonl(validation)} if validation else {}),
+    }
     facts = {"stage": "post_training"}
     return PostTrainingResult(**_ran(files, facts, config, metric_sink, workspace))
+
+
+def _jsonl(examples: Sequence[InstructionExample]) -> bytes:
+    return b"".join(canonical_json(example.identity) + b"\n" for example in examples)
 
 
 def run_job(folder: Path, job: Mapping[str, Any], metric_sink: MetricSink) -> None:
@@ -88,8 +97,9 @@ def run_job(folder: Path, job: Mapping[str, Any], metric_sink: MetricSink) -> No
     else:
         result = post_train(
             ModelBundle.load(folder / _BASE),
-            parse_instructions((folder / _EXAMPLES).read_bytes(), source=_EXAMPLES),
+            load_instructions(folder / _EXAMPLES),
             PostTrainingConfig.model_validate_json(settings),
+            validation=load_instructions(folder / _HELD_OUT) if (folder / _HELD_OUT).exists() else (),
             metric_sink=metric_sink,
             workspace=workspace,
         )

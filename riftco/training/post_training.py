@@ -5,6 +5,7 @@ response_only those of the response alone. The base bundle is never changed; the
 names it as parent.
 """
 
+import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from artifacts import ModelBundle, Workspace
+from artifacts import ModelBundle, Workspace, canonical_json
 from artifacts.optimizer_state import is_muon_matrix
 from riftco.backends import resolve_backend
 from riftco.config import PostTrainingConfig, contract_dump
@@ -27,6 +28,7 @@ from riftco.data import (
 from riftco.errors import InputError
 from riftco.model import DecoderOnlyTransformer
 from riftco.runtime import ModelRuntime, capture_bundle, require_bundle_fits
+from riftco.training.evaluation import instruction_validation_batch
 from riftco.training.instruction_batches import instruction_batches
 from riftco.training.loop import MetricSink, TrainingMetric
 from riftco.training.optimizers import state_storage
@@ -58,14 +60,19 @@ def post_train(
     examples: Sequence[InstructionExample],
     config: PostTrainingConfig | None = None,
     *,
+    validation: Sequence[InstructionExample] = (),
     formatter: InstructionFormatter | None = None,
     metric_sink: MetricSink | None = None,
     workspace: Workspace | None = None,
 ) -> PostTrainingResult:
     """Fine-tune a copy of a bundle.
 
+    The loss of the first `validation` examples, of four batches at most, is recorded before the first step,
+    after each divisible by `evaluation_interval` and after the last; it changes nothing else.
+
     InputError without examples, for a context the model does not have, for examples shorter than a window or
-    without a token to learn (by index), or for text the tokenizer cannot encode.
+    without a token to learn (by index), for validation examples without one, or for text the tokenizer cannot
+    encode.
     """
     config = config or PostTrainingConfig()
     formatter = formatter or PlainChatFormatter()
@@ -84,6 +91,7 @@ def post_train(
             base_bundle,
             examples,
             config,
+            validation=validation,
             formatter=formatter,
             metric_sink=metric_sink,
             workspace=workspace,
@@ -91,6 +99,9 @@ def post_train(
     with ModelRuntime.open(base_bundle, backend=backend) as runtime:
         model = runtime.model
         source = instruction_batches(runtime.tokenizer, examples, formatter, config)
+        held_out = []
+        if validation:
+            held_out.append(instruction_validation_batch(runtime.tokenizer, validation, formatter, config))
         quantization = _attach_adapters(model, config)
         parent = base_bundle.artifact_id
         with model.base_parameters() if model.lora is None else model.adapter_parameters() as parameters:
@@ -110,7 +121,8 @@ def post_train(
                 parameters,
                 source,
                 config,
-                inputs={"base": parent},
+                inputs={"base": parent, "validation": _digest(validation)},
+                validation_batches=held_out,
                 metric_sink=metric_sink,
                 begin=beginning(metric_sink, model, runtime.tokenizer, config),
                 workspace=workspace,
@@ -138,15 +150,27 @@ def post_train_jsonl(
     path: str | os.PathLike[str],
     config: PostTrainingConfig | None = None,
     *,
+    validation_path: str | os.PathLike[str] | None = None,
     formatter: InstructionFormatter | None = None,
     metric_sink: MetricSink | None = None,
     workspace: Workspace | None = None,
 ) -> PostTrainingResult:
-    """`post_train` on the examples of a JSONL file."""
+    """`post_train` on the examples of a JSONL file, and validated on those of another."""
     examples = load_instructions(path)
+    validation = () if validation_path is None else load_instructions(validation_path)
     return post_train(
-        base_bundle, examples, config, formatter=formatter, metric_sink=metric_sink, workspace=workspace
+        base_bundle,
+        examples,
+        config,
+        validation=validation,
+        formatter=formatter,
+        metric_sink=metric_sink,
+        workspace=workspace,
     )
+
+
+def _digest(examples: Sequence[InstructionExample]) -> str:
+    return hashlib.sha256(canonical_json([example.identity for example in examples])).hexdigest()
 
 
 def _attach_adapters(model: DecoderOnlyTransformer, config: PostTrainingConfig) -> Metadata | None:

@@ -13,12 +13,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from pyarrow import parquet
 from typer.testing import CliRunner, Result
 
 from artifacts import ArtifactError, ModelBundle, Store, Workspace
 from flows.cli import app
 from flows.dag import Sources, pipeline_dag, pretrain_dag
 from riftco.config import PretrainFlowConfig
+from riftco.data import read_corpus
 from tasks.call import Results
 from tasks.runner import PlainRunner
 from tests.artifacts.crash_model import Disk, Recorder, State, plant, tree
@@ -96,6 +98,56 @@ def test_pretrain_tune_generate_and_verify_work_on_plain_files(
     assert riftco("verify", base, tuned).exit_code == 0
 
 
+def test_tuning_learns_answers_in_the_models_own_context_unless_set_otherwise(
+    chats: Path, tmp_path: Path
+) -> None:
+    base, tuned = FIXTURES / "bpe.rift", tmp_path / "x.rift"
+
+    def settings(*assignments: str) -> tuple[object, ...]:
+        options = [part for setting in assignments for part in ("-s", setting)]
+        result = riftco("tune", base, chats, "-o", tuned, "-s", "steps=1", *options)
+        assert result.exit_code == 0, result.output
+        config = ModelBundle.load(tuned).metadata["training_config"]
+        names = ("context_size", "sampling_strategy", "loss_scope")
+        return tuple(config.get(name, "full_sequence") for name in names)
+
+    whole = ModelBundle.load(base).config.maximum_context
+    assert settings() == (whole, "document_rows", "response_only")
+    assert settings("context_size=9", "sampling_strategy=packed") == (9, "packed", "response_only")
+    contract = ("context_size=16", "sampling_strategy=example_uniform", "loss_scope=full_sequence")
+    assert settings(*contract) == (16, "example_uniform", "full_sequence")
+    said = " ".join(riftco("tune", "--help").output.split())
+    assert "context_size=the model's" in said
+    assert "loss_scope=response_only" in said
+
+
+def test_tuning_tells_the_loss_of_what_is_held_out(chats: Path, tmp_path: Path) -> None:
+    held_out = tmp_path / "held-out.jsonl"
+    held_out.write_text(json.dumps({"prompt": "Who runs?", "response": "The river."}) + "\n")
+    output = tmp_path / "x.rift"
+    result = riftco(
+        "tune", FIXTURES / "bpe.rift", chats, "-o", output, "--validation", held_out, "-s", "steps=2"
+    )
+    assert result.exit_code == 0, result.output
+    phases = parquet.read_table(tmp_path / "x.rift.run" / "metrics.parquet")["phase"].to_pylist()
+    assert phases == ["validation", "train", "train", "validation"]
+
+
+def test_a_folder_of_texts_is_pretrained_on_as_one_corpus(text: Path, tmp_path: Path) -> None:
+    folder, joined = tmp_path / "texts", tmp_path / "joined.txt"
+    folder.mkdir()
+    for name in ("a.txt", "b.txt"):
+        (folder / name).write_text(f"{name}: {text.read_text()}")
+    joined.write_text(read_corpus(folder))
+    ids = set()
+    for number, corpus in enumerate((folder, joined)):
+        output = tmp_path / f"{number}.rift"
+        result = riftco("pretrain", corpus, "-o", output, *TINY, "--validation", text)
+        assert result.exit_code == 0, result.output
+        ids.add(ModelBundle.identify(output))
+    assert len(ids) == 1
+
+
 def test_generate_gives_the_recorded_continuation() -> None:
     recorded = json.loads((FIXTURES / "byte.reference.json").read_text())["greedy"][0]
     result = riftco("generate", BYTE, recorded["prompt"], "--max-new-tokens", recorded["max_new_tokens"])
@@ -170,6 +222,8 @@ def test_a_run_lists_what_it_made_and_tells_that_another_moved_its_name(
     [
         (("pretrain", "absent.txt", "-o", "x.rift"), "absent.txt: no such file"),
         (("pretrain", BYTE, "-o", "x.rift"), "not UTF-8"),
+        (("pretrain", "chats.jsonl", "-o", "x.rift"), "chats.jsonl: is no plain text by its name"),
+        (("run", "pretrain", "-s", "corpus.path=t.CSV"), "t.CSV: is no plain text by its name"),
         (("generate", "absent.rift", "x"), "absent.rift"),
         (("generate", "nothing/here", "x"), "nothing/here"),
         (("generate", BYTE, "Ω"), "vocabulary"),
@@ -321,6 +375,7 @@ def can_go_on(place: Path) -> bool:
 def test_a_text_too_short_for_the_context_says_so(text: Path, tmp_path: Path) -> None:
     result = riftco("pretrain", text, "-o", tmp_path / "x.rift", "-s", "context_size=5000")
     assert (result.exit_code, "5001" in result.output) == (2, True)
+    assert list(tmp_path.iterdir()) == [text]  # no folder of a run that never began
 
 
 def test_the_installed_command_runs() -> None:

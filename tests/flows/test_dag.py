@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from pyarrow import parquet
 
 from artifacts import ModelBundle, Store
 from flows.dag import Sources, finetune_dag, pipeline_dag, pretrain_dag
@@ -235,4 +236,5 @@ def test_fine_tuning_starts_from_a_name_or_a_file_that_is_the_same(
         finetune_dag(from_file, Sources.read(from_file, store, put=False))
     assert {stage.status for stage in runner.stages} == {"cached"}
     table = store.root.parent / "tracking" / store.root.name / config.name / "post-train" / "metrics.parquet"
-    assert table.is_file()
+    phases = parquet.read_table(table)["phase"].to_pylist()
+    assert phases == ["validation", "train", "train", "validation"]

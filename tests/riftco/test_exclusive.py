@@ -54,6 +54,23 @@ def test_threads_take_turns(tmp_path: Path) -> None:
     assert waits > 0
 
 
+def test_who_waited_holds_the_lock_although_the_last_holder_removed_its_folder(tmp_path: Path) -> None:
+    path, waiting, held = tmp_path / "folder" / "a.lock", threading.Event(), threading.Event()
+
+    def wait() -> None:
+        with exclusive(path, waiting.set):
+            held.set()
+
+    waiter = threading.Thread(target=wait)
+    with exclusive(path, nobody_waits):
+        waiter.start()
+        assert waiting.wait(10)
+        path.unlink()
+        path.parent.rmdir()
+    waiter.join(10)
+    assert held.is_set()
+
+
 def test_different_locks_do_not_wait_for_each_other(tmp_path: Path) -> None:
     with exclusive(tmp_path / "a", nobody_waits), exclusive(tmp_path / "b", nobody_waits):
         pass

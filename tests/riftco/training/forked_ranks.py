@@ -41,10 +41,12 @@ def pretrained(workspace: Workspace | None = None, sink: Sink = None, **settings
     return pretrain_text(TEXT, config, workspace=workspace, metric_sink=sink)
 
 
-def tuned(workspace: Workspace | None = None, sink: Sink = None, **settings: Any) -> Any:
+def tuned(workspace: Workspace | None = None, sink: Sink = None, held_out: int = 0, **settings: Any) -> Any:
     base = ModelBundle.load(FIXTURES / "bpe.rift")
     config = TUNING.model_copy(update=settings)
-    return post_train(base, EXAMPLES, config, workspace=workspace, metric_sink=sink)
+    return post_train(
+        base, EXAMPLES, config, validation=EXAMPLES[:held_out], workspace=workspace, metric_sink=sink
+    )
 
 
 @contextmanager

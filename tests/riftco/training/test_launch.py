@@ -290,10 +290,11 @@ def test_a_rank_whose_launcher_is_gone_before_it_reads_its_job_ends_at_once(tmp_
 
 
 def test_fine_tuning_in_ranks_hands_over_every_field_of_its_result(forked: list[Path]) -> None:
-    settings: dict[str, Any] = {"steps": 2, "fine_tuning_method": "lora"}
+    settings: dict[str, Any] = {"steps": 2, "fine_tuning_method": "lora", "held_out": 3}
     alone, result = tuned(**settings), tuned(**settings, processes=2)
     names = ("example_count", "objective", "fine_tuning_method")
     assert [getattr(result, name) for name in names] == [getattr(alone, name) for name in names]
+    assert [(m.phase, m.step) for m in result.metrics] == [(m.phase, m.step) for m in alone.metrics]
     assert result.merge_difference == pytest.approx(alone.merge_difference, abs=1e-6)
     assert result.bundle.parent_artifact_id == alone.bundle.parent_artifact_id
 

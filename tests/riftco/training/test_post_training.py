@@ -3,13 +3,14 @@
 import json
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 
 from artifacts import ModelBundle
 from kernels import dequantize_nf4
+from riftco import ModelRuntime
 from riftco.config import PostTrainingConfig
 from riftco.data import (
     InstructionExample,
@@ -22,6 +23,7 @@ from riftco.model import lora
 from riftco.training import (
     PostTrainingResult,
     TrainingMetric,
+    evaluate_instruction_examples,
     post_train,
     post_train_jsonl,
 )
@@ -91,6 +93,47 @@ def test_a_jsonl_file_is_its_examples(base: ModelBundle, tmp_path: Path) -> None
     result = post_train_jsonl(base, path, SMALL, metric_sink=seen.append)
     assert result.bundle.artifact_id == post_train(base, EXAMPLES, SMALL).bundle.artifact_id
     assert tuple(seen) == result.metrics
+
+
+@pytest.mark.parametrize("scope", ["full_sequence", "response_only"])
+def test_held_out_examples_are_scored_as_the_evaluator_does_and_change_nothing(
+    base: ModelBundle, scope: Literal["full_sequence", "response_only"]
+) -> None:
+    config = PostTrainingConfig(
+        backend="cpu",
+        steps=5,
+        context_size=16,
+        batch_size=8,
+        evaluation_interval=2,
+        sampling_strategy="document_rows",
+        loss_scope=scope,
+    )
+    held_out = [InstructionExample("Is it?", "It is."), InstructionExample("a", "b")]
+    result = post_train(base, EXAMPLES, config, validation=held_out)
+    losses = {m.step: m.loss for m in result.metrics if m.phase == "validation"}
+    assert list(losses) == [0, 2, 4, 5]
+    for step, bundle in ((0, base), (5, result.bundle)):
+        with ModelRuntime.open(bundle) as runtime:
+            score = evaluate_instruction_examples(
+                runtime.model, runtime.tokenizer, held_out, context_size=16, batch_size=9, loss_scope=scope
+            )
+        assert losses[step] == pytest.approx(score.loss, rel=1e-5)
+    assert result.bundle == post_train(base, EXAMPLES, config).bundle
+
+
+def test_four_batches_of_held_out_examples_are_scored_and_no_more(base: ModelBundle) -> None:
+    def losses(held_out: list[InstructionExample]) -> list[float]:
+        metrics = post_train(base, EXAMPLES, SMALL, validation=held_out).metrics
+        return [metric.loss for metric in metrics if metric.phase == "validation"]
+
+    short = [InstructionExample("a", letter) for letter in "bcdefghijk"]
+    assert len(PlainChatFormatter().format(short[0])) > 3 * SMALL.context_size  # each is several rows
+    assert losses(short) == losses([*short[:8], *reversed(short)]) != losses(short[1:])
+
+
+def test_validation_examples_without_a_target_are_refused(base: ModelBundle) -> None:
+    with pytest.raises(InputError, match="none of the 1 validation examples has a token to score"):
+        post_train(base, answers("XXXXXXXXX"), SMALL, validation=answers("X"), formatter=Bare())
 
 
 def test_another_formatter_is_used_and_named(base: ModelBundle) -> None:

@@ -80,7 +80,7 @@ def assert_same_run(bundle: ModelBundle, metrics: list[TrainingMetric], alone: A
 
 SHARED: dict[str, Train] = {
     "pretraining, Muon, ragged and accumulated": partial(pretrained, optimizer="muon"),
-    "full, Adam": tuned,
+    "full, Adam": partial(tuned, held_out=3),
     "LoRA, AdamW": partial(tuned, **LORA, optimizer="adamw"),
     "QLoRA, paged Adam": partial(tuned, fine_tuning_method="qlora", lora=LoraConfig(rank=2)),
     "packed responses": partial(
@@ -90,7 +90,7 @@ SHARED: dict[str, Train] = {
 SHARDED: dict[str, Train] = {
     "pretraining, Adam, ragged and accumulated": pretrained,
     "LoRA, AdamW, checkpointed blocks": partial(
-        tuned, **LORA, optimizer="adamw", activation_checkpointing="block"
+        tuned, held_out=3, **LORA, optimizer="adamw", activation_checkpointing="block"
     ),
 }
 

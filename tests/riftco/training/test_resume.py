@@ -51,17 +51,24 @@ def pretrained(workspace: Workspace | None, sink: Callable[[TrainingMetric], Non
 
 
 def tuned(
-    workspace: Workspace | None, sink: Callable[[TrainingMetric], None] | None = None, **settings: Any
+    workspace: Workspace | None,
+    sink: Callable[[TrainingMetric], None] | None = None,
+    validation: list[InstructionExample] | None = None,
+    **settings: Any,
 ) -> Any:
     base = ModelBundle.load(FIXTURES / "bpe.rift")
     config = TUNING.model_copy(update=settings)
-    return post_train(base, EXAMPLES, config, workspace=workspace, metric_sink=sink)
+    return post_train(
+        base, EXAMPLES, config, validation=validation or (), workspace=workspace, metric_sink=sink
+    )
 
 
 RUNS: dict[str, Callable[..., Any]] = {
     "pretraining, Muon": pretrained,
     "full, Adam": tuned,
-    "LoRA, AdamW": partial(tuned, fine_tuning_method="lora", lora=LORA, optimizer="adamw"),
+    "LoRA, AdamW": partial(
+        tuned, validation=EXAMPLES[:2], fine_tuning_method="lora", lora=LORA, optimizer="adamw"
+    ),
     "QLoRA, paged Adam": partial(tuned, fine_tuning_method="qlora", lora=LORA),
     "packed, accumulated": partial(tuned, sampling_strategy="packed", accumulation_steps=2),
 }
@@ -253,6 +260,12 @@ def test_a_checkpoint_of_another_validation_text_is_passed_over(tmp_path: Path) 
     pretrain_splits(TEXT, "the owl saw the owl.", config, workspace=workspace)
     again = pretrain_splits(TEXT, "the sun saw the owl.", config, workspace=workspace)
     assert again == pretrain_splits(TEXT, "the sun saw the owl.", config)
+
+
+def test_a_checkpoint_beside_other_validation_examples_is_passed_over(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path / "work", sync=False)
+    tuned(workspace, validation=EXAMPLES[:1])
+    assert tuned(workspace, validation=EXAMPLES[1:]) == tuned(None, validation=EXAMPLES[1:])
 
 
 def test_more_steps_at_a_constant_rate_go_on_from_fewer(tmp_path: Path) -> None:
