@@ -71,7 +71,7 @@ def temporary_file(
 def staged(root: Path, data: Chunks, *, sync: bool, size: int = 0) -> Iterator[Path]:
     """`temporary_file` in the `tmp` folder of a store, read-only, to be published within the same store."""
     folder = root / "tmp"
-    make_folder(folder, sync=False)  # nothing in it has to survive
+    folder.mkdir(exist_ok=True)  # not its parents: a store that has vanished does not come back by itself
     with temporary_file(folder, data, stem="staged", sync=sync, mode=0o444, size=size) as temporary:
         yield temporary
 

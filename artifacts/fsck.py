@@ -18,7 +18,7 @@ class Problem:
     """Something in a store that is not as it should be."""
 
     code: str
-    """"damaged", "missing", "damaged-reference", "bad-name" or "stray"."""
+    """"damaged", "missing", "quarantined", "damaged-reference", "lost-folder", "bad-name" or "stray"."""
     where: str
     """A digest, the name of a reference, or a path."""
     message: str
@@ -43,21 +43,30 @@ def check_store(
 ) -> Checked:
     """Check all references, and that their objects are there in their sizes.
 
-    With `full`, hash every object, and read the manifest of every artifact, whose id must be its name's.
+    With `full`, hash every object, and read the manifest of every artifact, whose id must be its name's. If a
+    folder of references is lost, none is checked.
     Changes nothing and takes no lock: what other processes write meanwhile may be looked at or not.
     Raises StoreError only if the disk refuses.
     """
     checked = Checked()
     sizes = {digest: store.objects.size(digest) for digest in store.digests()}
     checked.objects, checked.size = len(sizes), sum(sizes.values())
-    for name in store.references.all_names():
+    lost = store.references.lost_folders()
+    checked.problems += [_lost(store, folder) for folder in lost]
+    for name in [] if lost else store.references.all_names():
         checked.references += 1
         checked.problems += _reference_problems(store, name, sizes)
     checked.problems += _strays(store)
     if full:
         checked.problems += _damaged(store, sizes, progress)
+    if full and not lost:
         checked.problems += _misnamed(store, {problem.where for problem in checked.problems})
     return checked
+
+
+def _lost(store: Store, folder: str) -> Problem:
+    message = "is no folder, so no reference was checked: bring it back, or make it if it held none"
+    return Problem("lost-folder", str(store.root / "refs" / folder), message)
 
 
 def _reference_problems(store: Store, name: str, sizes: dict[str, int]) -> Iterator[Problem]:
@@ -72,14 +81,21 @@ def _reference_problems(store: Store, name: str, sizes: dict[str, int]) -> Itera
     for digest, size in named.items():
         if digest not in sizes and not store.has(digest):
             if store.read_reference(name) == data:  # else it moved on, and the object was collected meanwhile
-                yield Problem(
-                    "missing", name, f"names object {digest}, which is not here: run its step again"
-                )
+                yield _absent(store, name, digest)
         elif size not in (None, sizes.get(digest, size)):
             yield Problem("damaged", digest, f"has {sizes[digest]} bytes where {name} says {size}")
 
 
+def _absent(store: Store, name: str, digest: str) -> Problem:
+    if store.objects.in_quarantine(digest):
+        message = f"names object {digest}, which is in quarantine: `riftco store gc` brings it back"
+        return Problem("quarantined", name, message)
+    return Problem("missing", name, f"names object {digest}, which is not here: run its step again")
+
+
 def _strays(store: Store) -> Iterator[Problem]:
+    for path in store.references.strays():
+        yield Problem("stray", str(path), "is no reference: move it away or delete it")
     with reading(store.root):
         for path in sorted((store.root / "objects").rglob("*")):
             if path.is_dir() and not path.is_symlink():

@@ -1,17 +1,21 @@
 """Collecting garbage: objects that no reference reaches go into quarantine, and days later for good.
 
 The collector holds the store alone. It first syncs every folder of references: a name that a killed process
-moved without syncing could otherwise move back at a power loss, to an object that is gone by then.
+moved without syncing could otherwise move back at a power loss, to an object that is gone by then. And it
+first brings back what references reach in quarantine: they may have been lost for a while, too.
 """
 
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass, replace
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
+from artifacts.bundle_manifest import is_digest
 from artifacts.disk_errors import reading, writing
+from artifacts.errors import StoreError
+from artifacts.locking import hold_if_free
 from artifacts.records import reference_objects
 from artifacts.selection import reachable
 from artifacts.store import Progress, Store
@@ -29,8 +33,12 @@ class Collected:
     """Digests of the objects moved into quarantine."""
     size: int
     """Bytes of these objects."""
+    returned: list[str]
+    """Digests of objects in quarantine that references reach, brought back."""
+    spared: list[str]
+    """Unnamed references that were kept because they are young."""
     temporary: list[Path]
-    """Files that killed processes left."""
+    """Staged files that killed processes left: older than a day, or any if nothing is kept."""
     purged: list[Path]
     """Folders of the quarantine deleted for good."""
     abandoned: list[Path]
@@ -47,54 +55,94 @@ def collect(
 ) -> Collected:
     """Move every object that no reference reaches into quarantine, and purge what was put there long ago.
 
-    unnamed: first drop the memo of all that neither a run nor a tag reaches, its inputs included.
-    keep_days: how many days the quarantine keeps objects, 0 to 36,500; with 0 what is moved there now goes
-    for good. dry_run: only say what would be removed. Raises StoreError, code "damaged-reference", for one
-    that cannot be read, before anything is removed: what it reaches is not known. ValueError for other days.
+    unnamed: first drop the memo of all that neither a run nor a tag reaches, its inputs included, unless it
+    was written within a day: a step at work names its results at its end. keep_days: how many days the
+    quarantine keeps objects, 0 to 36,500; with 0, for a store that nobody writes to, what is moved there now
+    goes for good, and nothing is too young. dry_run: only say what would be removed. Raises StoreError before
+    anything is removed if what is reached is not known: "damaged-reference" for one that cannot be read,
+    "disk" for a folder of references that is lost. ValueError for other days.
     """
     if not 0 <= keep_days <= LONGEST_KEEPING:
         raise ValueError(f"keep_days must be between 0 and {LONGEST_KEEPING}, got {keep_days}")
-    before = (datetime.now(UTC) - timedelta(days=keep_days or -1)).date()
     with store.lock.exclusive():
+        _require_folders(store)
         store.references.sync_all()
-        references = {name: store.read_reference(name) or b"" for name in store.reference_names()}
-        reaches = {name: reference_objects(name, data) for name, data in references.items()}
-        dropped = _unnamed(store, references) if unnamed else []
-        reached = set().union(*(reaches[name] for name in references.keys() - set(dropped)))
-        garbage = [digest for digest in store.digests() if digest not in reached]
-        size = sum(store.objects.size(digest) for digest in garbage)
-        with reading(store.root):
-            found = sorted((store.root / "tmp").glob("*"))
-            temporary = [path for path in found if path.is_file() and not path.is_symlink()]
-        purged = store.objects.quarantined(before)
-        abandoned = _abandoned(store, max(keep_days, 1))
-        if not dry_run:
-            for name in dropped:
-                store.references.remove(name)
-            for done, digest in enumerate(garbage):
-                progress(done, len(garbage), "objects")
-                store.objects.retire(digest)
-            with writing(store.root):
-                for path in temporary:
-                    path.unlink()
-                for folder in abandoned:
-                    with suppress(FileNotFoundError):  # its step has just ended
-                        shutil.rmtree(folder)
-            purged = store.objects.purge(before)
-    return Collected(dropped, garbage, size, temporary, purged, abandoned)
+        plan = _planned(store, unnamed, keep_days)
+        return plan if dry_run else _carried_out(store, plan, keep_days, progress)
 
 
-def _abandoned(store: Store, days: int) -> list[Path]:
-    """Workspaces that have not changed for so many days and that nobody is at work in."""
-    oldest = (datetime.now(UTC) - timedelta(days=days)).timestamp()
-    found = []
+def _planned(store: Store, unnamed: bool, keep_days: int) -> Collected:
+    references = {name: store.read_reference(name) or b"" for name in store.reference_names()}
+    reaches = {name: reference_objects(name, data) for name, data in references.items()}
+    nameless = _unnamed(store, references) if unnamed else []
+    young = _days_ago(min(keep_days, 1)).timestamp()
+    spared = [name for name in nameless if store.references.written(name) > young]
+    dropped = [name for name in nameless if name not in spared]
+    reached = set().union(*(reaches[name] for name in references.keys() - set(dropped)))
+    present = store.digests()
+    garbage = [digest for digest in present if digest not in reached]
+    return Collected(
+        dropped,
+        garbage,
+        sum(store.objects.size(digest) for digest in garbage),
+        sorted((reached - set(present)).intersection(store.objects.in_quarantine())),
+        spared,
+        _left_behind(store, young),
+        store.objects.quarantined(_purged_before(keep_days)),
+        _abandoned(store, keep_days, delete=False),
+    )
+
+
+def _carried_out(store: Store, plan: Collected, keep_days: int, progress: Progress) -> Collected:
+    for digest in plan.returned:
+        store.objects.keep(digest)
+    for name in plan.references:
+        store.references.remove(name)
+    for done, digest in enumerate(plan.objects):
+        progress(done, len(plan.objects), "objects")
+        store.objects.retire(digest)
+    with writing(store.root):
+        for path in plan.temporary:
+            path.unlink(missing_ok=True)
+    abandoned = _abandoned(store, keep_days, delete=True)
+    return replace(plan, abandoned=abandoned, purged=store.objects.purge(_purged_before(keep_days)))
+
+
+def _require_folders(store: Store) -> None:
+    if lost := store.references.lost_folders():
+        folder = store.root / "refs" / lost[0]
+        message = f"{folder} is no folder, so what its references keep is not known"
+        raise StoreError("disk", f"{message}: bring it back, or make it if it held none")
+
+
+def _left_behind(store: Store, young: float) -> list[Path]:
+    """Staged files that are not young: a writer at work may still publish those."""
     with reading(store.root):
-        for folder in sorted((store.root / "work").glob("*")):
-            with suppress(FileNotFoundError):
-                at_work = (store.root / "locks" / f"{folder.name}.lock").exists()  # gone when its step ends
-                if folder.is_dir() and folder.stat().st_mtime < oldest and not at_work:
-                    found.append(folder)
+        found = sorted((store.root / "tmp").glob("*"))
+        files = [path for path in found if path.is_file() and not path.is_symlink()]
+        return [path for path in files if path.stat().st_mtime <= young]
+
+
+def _abandoned(store: Store, keep_days: int, *, delete: bool) -> list[Path]:
+    """Workspaces that have not changed for the days that are kept, and that nobody is at work in."""
+    untouched_since, found = _days_ago(max(keep_days, 1)).timestamp(), []
+    with writing(store.root):
+        for folder in sorted(filter(Path.is_dir, (store.root / "work").glob("*"))):
+            with suppress(FileNotFoundError):  # its step has just ended
+                if is_digest(folder.name) and folder.stat().st_mtime < untouched_since:
+                    with hold_if_free(store.root / "locks" / f"{folder.name}.lock") as nobody_at_work:
+                        if nobody_at_work and delete:
+                            shutil.rmtree(folder)
+                        found += [folder] if nobody_at_work else []
     return found
+
+
+def _days_ago(days: int) -> datetime:
+    return datetime.now(UTC) - timedelta(days=days)
+
+
+def _purged_before(keep_days: int) -> date:
+    return _days_ago(keep_days or -1).date()
 
 
 def _unnamed(store: Store, references: Mapping[str, bytes]) -> list[str]:

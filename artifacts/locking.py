@@ -63,6 +63,34 @@ class StoreLock:
         return descriptor
 
 
+@contextmanager
+def hold_if_free(path: Path) -> Iterator[bool]:
+    """Hold a step's lock unless somebody is at work on the step; says whether it is held.
+
+    A step that was killed leaves the file of its lock, and the kernel lets go of the lock itself. The rules
+    are those of `riftco.exclusive`: whoever holds the lock removes its file.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    held = False
+    try:
+        with suppress(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            held = is_at(path, descriptor)
+        yield held
+    finally:
+        if held:
+            path.unlink(missing_ok=True)
+        _release(descriptor)
+
+
+def is_at(path: Path, descriptor: int) -> bool:
+    """Whether an open file is still the one at its path, and not removed by whoever held its lock before."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
 def _release(descriptor: int) -> None:
     with suppress(OSError):  # nothing was written through it, and the kernel has let go
         fcntl.flock(descriptor, fcntl.LOCK_UN)  # a forked child may have the descriptor too: not only closing

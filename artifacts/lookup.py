@@ -1,6 +1,7 @@
 """From what a person types to what is meant: a tag, a run, `run/stage`, `run/stage/result`, digits of an id.
 
-One order for every command: a tag goes before a run of the same name, names go before digits.
+One order for every command: a tag goes before a run of the same name, names go before digits, and what is in
+quarantine comes last, so that it can be named again.
 """
 
 import difflib
@@ -99,6 +100,7 @@ def _by_digits(store: "Store", prefix: str) -> Ref:
     artifacts = {name: ref for name, ref in store.artifacts().items() if name.startswith(prefix)}
     found = {ref.digest: f"artifact {name}" for name, ref in artifacts.items()}
     found |= {digest: f"object {digest}" for digest in store.digests(prefix)}
+    found = found or {digest: f"object {digest}" for digest in store.objects.in_quarantine(prefix)}
     if not found:
         raise _unknown(store, prefix)
     if len(found) > 1:

@@ -14,7 +14,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import BinaryIO, TypeVar
@@ -41,9 +41,17 @@ class ObjectFolder:
         """Where the object is, or would be."""
         return self._root / object_name(digest)
 
-    def put(self, chunks: Iterable[bytes | memoryview], size: int, *, expected: str | None = None) -> str:
+    def put(
+        self,
+        chunks: Iterable[bytes | memoryview],
+        size: int,
+        *,
+        expected: str | None = None,
+        publishing: AbstractContextManager[None] | None = None,
+    ) -> str:
         """Store the bytes and return their digest; `size` is how many to reserve room for.
 
+        publishing: a lock to hold while the object gets its name, and not while the bytes come in.
         Raises StoreError, code "damaged" if they do not hash to the `expected` digest: then nothing is kept.
         """
         hasher = hashlib.sha256()
@@ -54,7 +62,8 @@ class ObjectFolder:
             digest = hasher.hexdigest()
             if expected not in (None, digest):
                 raise StoreError("damaged", f"bytes that should be object {expected} have SHA-256 {digest}")
-            self._publish(temporary, digest)
+            with publishing or nullcontext():
+                self._publish(temporary, digest)
         return digest
 
     def has(self, digest: str) -> bool:
@@ -173,6 +182,11 @@ class ObjectFolder:
             return path
         return next(self._quarantined(f"*/{digest}"), path)
 
+    def in_quarantine(self, prefix: str = "") -> list[str]:
+        """Digests of the objects in quarantine whose digest begins with `prefix`, a text of hex digits."""
+        with reading(self._root):
+            return sorted({path.name for path in self._quarantined(f"*/{prefix}*") if is_digest(path.name)})
+
     def _quarantine(self) -> Path:
         folder = self._root / "quarantine" / datetime.now(UTC).date().isoformat()
         make_folder(folder, sync=self._sync)
@@ -194,12 +208,20 @@ class ObjectFolder:
     def digests(self, prefix: str = "") -> Iterator[str]:
         """Digests of the objects whose digest begins with `prefix`, a text of hex digits."""
         with reading(self._root):
-            paths = list(self._root.glob(f"objects/sha256/{prefix[:2]}*/{prefix}*"))
-            found = [path.name for path in paths if is_digest(path.name) and self._is_object(path)]
-        return iter(found)
+            shards = filter(os.DirEntry.is_dir, _entries(self._root / "objects/sha256", prefix[:2]))
+            found = [entry for shard in shards for entry in _entries(shard.path, prefix)]
+            return iter([entry.name for entry in found if self._is_object(entry)])
 
-    def _is_object(self, path: Path) -> bool:
-        return path == self.path(path.name) and path.is_file() and not path.is_symlink()
+    def _is_object(self, entry: os.DirEntry[str]) -> bool:
+        named = is_digest(entry.name) and Path(entry.path) == self.path(entry.name)
+        return named and entry.is_file(follow_symlinks=False)
+
+
+def _entries(folder: Path | str, prefix: str) -> list[os.DirEntry[str]]:
+    """What begins with `prefix` in a folder; one that is not there has nothing, one that hides it raises."""
+    with suppress(FileNotFoundError), os.scandir(folder) as entries:
+        return [entry for entry in entries if entry.name.startswith(prefix)]
+    return []
 
 
 def object_name(digest: str) -> str:

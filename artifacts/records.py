@@ -18,7 +18,8 @@ from artifacts.errors import ArtifactError, StoreError
 from artifacts.step_key import step_key
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-_FOLDERS = ("artifacts", "steps", "runs", "tags")
+REFERENCE_FOLDERS = ("artifacts", "steps", "runs", "tags")
+"""The folders of references, in the order in which they can be written."""
 _REF_KEYS = {"kind", "digest", "size"}
 _RECORD_KEYS = {"key", "step", "version", "recipe", "results", "seconds"}
 _REMEMBERED_MOVES = 64
@@ -244,7 +245,7 @@ def damaged_reference(name: str, error: StoreError) -> StoreError:
 def reference_order(name: str) -> tuple[int, list[str]]:
     """Sorts names of references as they can be written: artifacts, steps, runs, then tags."""
     folder, *rest = name.split("/")
-    return _FOLDERS.index(folder), rest
+    return REFERENCE_FOLDERS.index(folder), rest
 
 
 def is_reference_name(name: str) -> bool:

@@ -6,10 +6,12 @@ A reference appears complete or not at all. `create` is for what follows from co
 """
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from artifacts.disk_errors import reading, writing
 from artifacts.files import make_folder, publish_new, staged, sync_folder
+from artifacts.records import REFERENCE_FOLDERS
 
 
 class ReferenceFolder:
@@ -56,6 +58,16 @@ class ReferenceFolder:
             if self._sync:
                 sync_folder(path.parent)
 
+    def written(self, name: str) -> float:
+        """When a reference was last written or asked for again, in seconds since 1970. Raises StoreError."""
+        with reading(self._root):
+            return self._path(name).stat().st_mtime
+
+    def touch(self, name: str) -> None:
+        """Let a reference that stands count as written now, if it is ours. Raises StoreError."""
+        with writing(self._root), suppress(PermissionError):
+            os.utime(self._path(name))
+
     def sync_all(self) -> None:
         """Make every name in every folder survive a power loss, whoever wrote it."""
         with writing(self._root):
@@ -63,7 +75,7 @@ class ReferenceFolder:
                 sync_folder(Path(folder))
 
     def all_names(self) -> list[str]:
-        """Names of all files below artifacts, steps, runs and tags, in this order, sorted within each."""
+        """Names of all files below the four folders, in their order, sorted within each."""
         return [
             *(f"{folder}/{name}" for folder in ("artifacts", "steps") for name in self.names(folder)),
             *self.spoken_names(),
@@ -75,12 +87,31 @@ class ReferenceFolder:
         return [f"{folder}/{name}" for folder in folders for name in self.names(folder)]
 
     def names(self, folder: str) -> list[str]:
-        """Names directly in a folder, sorted; none if the folder does not exist."""
+        """Names directly in a folder, sorted; none if nothing is there, or in a run's place a stray file.
+
+        Raises StoreError, code "disk", for a file or a dead link where there should be a folder.
+        """
+        path = self._path(folder)
         with reading(self._root):
             try:
-                return sorted(name for name in os.listdir(self._path(folder)) if not name.startswith("."))
+                return sorted(name for name in os.listdir(path) if not name.startswith("."))
             except (FileNotFoundError, NotADirectoryError):
+                if path.is_symlink() or (folder in REFERENCE_FOLDERS and path.exists()):
+                    raise
                 return []
+
+    def lost_folders(self) -> list[str]:
+        """The four folders, with which a store is made, that are not there, and runs that are dead links."""
+        with reading(self._root):
+            lost = [folder for folder in REFERENCE_FOLDERS if not self._path(folder).is_dir()]
+            runs = [f"runs/{run}" for run in self.names("runs")] if "runs" not in lost else []
+            return lost + [run for run in runs if not self._path(run).exists()]
+
+    def strays(self) -> list[Path]:
+        """What no reference can be: other names beside the four folders, and files among the runs."""
+        with reading(self._root):
+            others = [path for path in self._path(".").glob("[!.]*") if path.name not in REFERENCE_FOLDERS]
+            return sorted(others + [path for path in self._path("runs").glob("[!.]*") if path.is_file()])
 
     def _path(self, name: str) -> Path:
         return self._root / "refs" / name

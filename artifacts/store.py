@@ -120,13 +120,11 @@ class Store:
 
     def _put(self, kind: str, chunks: Iterable[bytes | memoryview], size: int) -> Ref:
         require_name("kind", kind)
-        with self.lock.shared():
-            return self.ref(kind, self.objects.put(chunks, size))
+        return self.ref(kind, self.objects.put(chunks, size, publishing=self.lock.shared()))
 
     def adopt_object(self, digest: str, chunks: Iterable[bytes | memoryview], size: int) -> None:
         """Store bytes from elsewhere; StoreError, code "damaged", unless they hash to `digest`."""
-        with self.lock.shared():
-            self.objects.put(chunks, size, expected=digest)
+        self.objects.put(chunks, size, expected=digest, publishing=self.lock.shared())
 
     def ref(self, kind: str, digest: str) -> Ref:
         """A reference to an object of this store, whether it is there or not."""
@@ -358,6 +356,7 @@ class Store:
             if name.startswith(("artifacts/", "steps/")) and self.references.create(name, data):
                 return True
             if not would_adopt(self, name, data, force=force):
+                self.references.touch(name)
                 return False
             self.references.replace(name, data)
         return True

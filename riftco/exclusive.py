@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from artifacts.locking import is_at
+
 _POLL_SECONDS = 0.2
 
 
@@ -27,6 +29,9 @@ def exclusive(
         try:
             if not _is_free(descriptor):
                 on_wait()
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if is_at(path, descriptor):
+
                 while not _is_free(descriptor):  # a thread that slept in flock could not be stopped
                     go_on()
                     time.sleep(_POLL_SECONDS)
@@ -47,10 +52,3 @@ def _is_free(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def _is_at(path: Path, descriptor: int) -> bool:
-    try:
-        return os.path.samestat(os.stat(path), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False

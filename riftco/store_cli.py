@@ -197,14 +197,16 @@ def fsck(
 @store_app.command()
 def gc(
     unnamed: Annotated[
-        bool, typer.Option("--unnamed", help="Also forget steps that no run and no tag reaches.")
+        bool,
+        typer.Option("--unnamed", help="Also forget steps that no run and no tag reaches, if a day old."),
     ] = False,
     keep_days: Annotated[
         int,
         typer.Option(
             min=0,
             max=LONGEST_KEEPING,
-            help="Days that the quarantine keeps objects; with 0 those moved there now go for good.",
+            help="Days that the quarantine keeps objects; with 0, if nobody writes to the store, those moved "
+            "there now go for good, and --unnamed forgets young steps too.",
         ),
     ] = 7,
     dry_run: DryRun = False,
@@ -213,8 +215,9 @@ def gc(
     """Free space: move what no reference reaches into quarantine, and delete what was put there long ago.
 
     Every finished step is a reference, so that it need not run again. To free the space of old runs: `riftco
-    store forget RUN`, then `riftco store gc --unnamed`. Until the quarantine is purged, nothing is lost: what
-    is named again comes back from there.
+    store forget RUN`, then `riftco store gc --unnamed`; what was made within a day is spared, for a run at
+    work names its results at their end. Until the quarantine is purged, nothing is lost: what is named again,
+    by a tag of its digest or by references that have come back, returns from there.
     """
     with user_errors(), show_work("gc") as progress:
         store = Store.open(create=False)
@@ -222,11 +225,13 @@ def gc(
         if as_json:
             print_json(asdict(done) | {"dry_run": dry_run})
             return
-        for line in [*done.references, *done.objects] if dry_run else []:
+        for line in [*done.references, *done.objects, *done.returned] if dry_run else []:
             typer.echo(line)
         counts = [
             f"{len(done.references)} references forgotten",
+            *([f"{len(done.spared)} unnamed references younger than a day kept"] if done.spared else []),
             f"{len(done.objects)} objects ({readable(done.size)}) moved into quarantine",
+            *([f"{len(done.returned)} objects brought back from there"] if done.returned else []),
             f"{len(done.temporary)} temporary files deleted",
             f"{len(done.purged)} days of quarantine deleted",
             f"{len(done.abandoned)} unfinished trainings given up",

@@ -6,6 +6,7 @@ from there. A state is checked here, by a reading of the files of its own, and s
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -108,7 +109,10 @@ def collect_garbage(base: Path, _: Acknowledge) -> None:
 
 
 def collect_unnamed(base: Path, _: Acknowledge) -> None:
-    collect(open_store(base), unnamed=True)
+    store = open_store(base)
+    for name in store.reference_names():
+        os.utime(reference(store, name), (0, 0))  # young ones would be spared
+    collect(store, unnamed=True)
 
 
 def save(base: Path, acknowledge: Acknowledge, data: bytes = b"new checkpoint") -> None:

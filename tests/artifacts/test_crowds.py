@@ -3,6 +3,7 @@
 import os
 import random
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -145,6 +146,9 @@ def read(root: Path, end: float, say: Say) -> None:
 def collect_again_and_again(root: Path, end: float, say: Say) -> None:
     store, count, objects = Store.open(root, durability="none"), 0, 0
     while time.monotonic() < end:
+        for name in store.reference_names():
+            with suppress(FileNotFoundError):  # forgotten meanwhile
+                os.utime(root / "refs" / name, (0, 0))  # young ones would be spared
         objects += len(collect(store, unnamed=count % 2 == 0).objects)
         count += 1
         time.sleep(0.01)

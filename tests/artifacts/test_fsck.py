@@ -84,6 +84,15 @@ def test_files_that_are_no_objects_or_references_are_found(store):
     assert found(store) >= {("stray", str(stray)), ("stray", str(link)), ("bad-name", "tags/a b")}
 
 
+def test_files_that_are_in_no_place_of_a_reference_are_found(store):
+    strays = [store.root / "refs" / name for name in ("note", "runs/oops")]
+    for stray in strays:
+        stray.write_text("x")
+    (store.root / "refs" / "extra").mkdir()
+    (store.root / "refs" / ".DS_Store").write_text("")
+    assert found(store) == {("stray", str(path)) for path in (*strays, store.root / "refs" / "extra")}
+
+
 def test_progress_counts_the_bytes_hashed(store):
     seen = []
     checked = check_store(

@@ -1,6 +1,10 @@
 """Garbage collection: what no reference reaches goes, everything else stays, and late-comers lose nothing."""
 
+import hashlib
 import os
+import shutil
+import threading
+import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -25,6 +29,12 @@ def made(store: Store, step: str, data: bytes, *inputs: Ref) -> tuple[str, StepR
     return key, store.remember(key, record)
 
 
+def age(store: Store) -> None:
+    """Let all references be two days old, so that none is too young to be forgotten."""
+    for name in store.reference_names():
+        os.utime(store.root / "refs" / name, (time.time() - 2 * 86_400,) * 2)
+
+
 def test_only_objects_without_a_reference_are_collected(store):
     source, loose = store.put_bytes("source", b"source"), store.put_bytes("text", b"loose")
     _, record = made(store, "read", b"result", source)
@@ -42,10 +52,15 @@ def test_only_objects_without_a_reference_are_collected(store):
 def test_a_dry_run_changes_nothing_and_says_the_same(store):
     store.put_bytes("text", b"loose")
     made(store, "read", b"result")
+    returned = store.put_bytes("text", b"lost for a while")
+    tag = store.set_tag("best", returned, after=None)
+    store.objects.retire(returned.digest)
+    age(store)
     planned = collect(store, unnamed=True, dry_run=True)
     assert len(store.digests()) == 2
+    assert planned.returned == [returned.digest]
     assert collect(store, unnamed=True) == planned
-    assert store.digests() == []
+    assert store.digests() == [tag.digest]
 
 
 def test_what_is_named_again_comes_back_from_quarantine(store):
@@ -80,6 +95,7 @@ def test_unnamed_steps_go_and_what_a_run_was_made_from_stays(store):
     store.name_run("demo", "train", key, second)
     other, _ = made(store, "other", b"other", raw)
     assert collect(store).objects == []
+    age(store)
     done = collect(store, unnamed=True)
     assert done.references == [f"steps/{other}"]
     assert len(done.objects) == 1
@@ -101,6 +117,7 @@ def test_a_tag_keeps_what_its_bundle_was_made_from(store):
     assert collect(store, unnamed=True).references == []
     assert store.artifacts() == {small_bundle().artifact_id: record.results["model"]}
     store.set_tag("best", None, after=store.tag("best"))
+    age(store)
     assert sorted(collect(store, unnamed=True).references) == sorted(
         [f"artifacts/{small_bundle().artifact_id}", f"steps/{key}"]
     )
@@ -119,10 +136,106 @@ def test_a_reference_that_cannot_be_read_stops_the_collection(store):
 
 def test_what_killed_processes_left_is_deleted(store):
     (store.root / "tmp").mkdir(exist_ok=True)
+    left, fresh = (store.root / "tmp" / f".staged.{number}.tmp" for number in (1, 2))
+    for path in (left, fresh):
+        path.write_bytes(b"half")
+    os.utime(left, (0, 0))
+    assert collect(store).temporary == [left]  # the other one may be of a writer at work
+    assert os.listdir(store.root / "tmp") == [fresh.name]
+    assert collect(store, keep_days=0).temporary == [fresh]
+
+
+def test_a_staged_file_that_vanishes_meanwhile_is_no_error(store, monkeypatch):
+    (store.root / "tmp").mkdir(exist_ok=True)
     left = store.root / "tmp" / ".staged.1.tmp"
     left.write_bytes(b"half")
+    os.utime(left, (0, 0))
+    monkeypatch.setattr(store.objects, "quarantined", lambda before: left.unlink(missing_ok=True) or [])
     assert collect(store).temporary == [left]
-    assert os.listdir(store.root / "tmp") == []
+
+
+def test_what_is_published_slowly_keeps_no_writer_and_no_collector_waiting(store):
+    data, read = b"from afar", threading.Event()
+
+    def slowly():
+        yield data[:4]
+        collect(store)
+        store.put_bytes("text", b"of somebody else")
+        read.set()
+        yield data[4:]
+
+    digest = hashlib.sha256(data).hexdigest()
+    download = threading.Thread(target=store.adopt_object, args=(digest, slowly(), len(data)), daemon=True)
+    download.start()
+    download.join(20)
+    assert read.is_set()
+    assert store.objects.read(digest) == data
+
+
+def test_references_that_come_back_bring_their_objects_back_before_these_are_purged(store):
+    key, record = made(store, "read", b"result", store.put_bytes("source", b"source"))
+    store.name_run("demo", "read", key, record)
+    shutil.copytree(store.root / "refs", store.root.parent / "backup")
+    store.forget("demo")
+    age(store)
+    assert len(collect(store, unnamed=True).objects) == 2
+    shutil.rmtree(store.root / "refs")
+    shutil.copytree(store.root.parent / "backup", store.root / "refs")
+    problems = check_store(store).problems
+    assert {problem.code for problem in problems} == {"quarantined"}
+    assert all("`riftco store gc` brings it back" in problem.message for problem in problems)
+    (folder,) = (store.root / "quarantine").iterdir()
+    folder.rename(folder.with_name("2001-01-01"))
+    done = collect(store)
+    assert (len(done.returned), len(done.purged)) == (2, 1)
+    assert check_store(store, full=True).problems == []
+
+
+LOST = [
+    *(
+        (folder, instead)
+        for folder in ("refs/runs", "refs/tags")
+        for instead in ("a link", "a file", "nothing")
+    ),
+    ("refs", "nothing"),
+    ("refs/runs/demo", "a link"),
+]
+
+
+@pytest.mark.parametrize(("folder", "instead"), LOST)
+def test_nothing_is_collected_while_a_folder_of_references_is_lost(store, folder, instead):
+    key, record = made(store, "read", b"result")
+    store.name_run("demo", "read", key, record)
+    store.set_tag("best", record.results["text"], after=None)
+    age(store)
+    path, away = store.root / folder, store.root.parent / "away"
+    path.rename(away)
+    if instead == "a link":
+        path.symlink_to("/nowhere")
+    elif instead == "a file":
+        path.write_text("x")
+    with pytest.raises(StoreError, match=f"{folder}.* bring it back"):
+        collect(store, unnamed=True)
+    problems = check_store(store, full=True).problems
+    assert any(problem.code == "lost-folder" and folder in problem.where for problem in problems)
+    path.unlink(missing_ok=True)
+    away.rename(path)
+    assert check_store(store, full=True).problems == []
+    assert collect(store, unnamed=True).references == []
+
+
+def test_a_step_at_work_loses_no_reference_to_a_collection(store):
+    """What it puts at its start is named only at its end."""
+    bundle = store.put_bundle(small_bundle())
+    age(store)
+    store.put_bundle(small_bundle())  # put again, so wanted again
+    key, record = made(store, "train", b"result")
+    done = collect(store, unnamed=True)
+    assert (done.references, done.objects) == ([], [])
+    assert done.spared == [f"artifacts/{small_bundle().artifact_id}", f"steps/{key}"]
+    assert store.recall(key) == record
+    assert store.resolve(small_bundle().artifact_id) == bundle
+    assert len(collect(store, unnamed=True, keep_days=0).references) == 2
 
 
 def test_an_object_needs_no_reference_between_put_and_remember(store):

@@ -128,3 +128,17 @@ def test_only_files_at_their_place_are_objects(objects, tmp_path):
     (shard / ("ab" + "1" * 62)).symlink_to(objects.path(digest))
     (shard / ("cd" + "0" * 62)).write_text("in another's place")
     assert list(objects.digests()) == [digest]
+
+
+def test_a_shard_that_cannot_be_read_is_an_error_and_not_empty(objects, monkeypatch):
+    digest, scandir = objects.put([b"abc"], 3), os.scandir
+
+    def denied(path):
+        if Path(path).name == digest[:2]:
+            raise PermissionError(errno.EACCES, "denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", denied)
+    with pytest.raises(StoreError, match="denied") as caught:
+        objects.digests()
+    assert caught.value.code == "not-readable"

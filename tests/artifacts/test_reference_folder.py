@@ -38,6 +38,14 @@ def test_names_are_sorted_and_exclude_what_other_programs_hide(references, tmp_p
     assert references.names("runs/a/stage") == []
 
 
+@pytest.mark.parametrize("make", [Path.touch, lambda path: path.symlink_to("nowhere")])
+def test_a_file_or_a_dead_link_in_the_place_of_a_folder_is_an_error(references, tmp_path, make):
+    (tmp_path / "refs").mkdir()
+    make(tmp_path / "refs" / "runs")
+    with pytest.raises(StoreError, match="refs/runs"):
+        references.spoken_names()
+
+
 @pytest.mark.parametrize("write", [ReferenceFolder.create, ReferenceFolder.replace])
 def test_a_full_disk_leaves_the_old_reference(references, monkeypatch, write):
     references.create("runs/demo/train", b"old")

@@ -1,6 +1,7 @@
 """Resume points of a step at work: the newest intact first, damaged ones named, nothing left at the end."""
 
 import errno
+import fcntl
 import hashlib
 import os
 import time
@@ -165,12 +166,14 @@ def test_the_collector_drops_workspaces_that_nothing_has_touched_for_days(store)
     days_ago = time.time() - 8 * 86_400
     os.utime(workspace.folder, (days_ago, days_ago))
     assert collect(store, keep_days=9).abandoned == []
-    lock.touch()
-    assert collect(store).abandoned == []  # somebody is at work there
-    lock.unlink()
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert collect(store).abandoned == []  # somebody is at work there
+    assert lock.exists()  # whoever it was, was killed
     assert collect(store, dry_run=True).abandoned == [workspace.folder]
     assert workspace.folder.exists()
     assert collect(store).abandoned == [workspace.folder]
     assert not workspace.folder.exists()
+    assert not lock.exists()
     assert collect(store, keep_days=0).abandoned == []  # what changed within a day may be at work
     assert steps(fresh) == ([1], {})

@@ -1,6 +1,7 @@
 """`riftco store`, `lineage`, `why` and `diff` as a person at a terminal or a script sees them."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -90,6 +91,11 @@ def test_a_forgotten_run_is_freed(store):
     assert "would forget train" in riftco("store", "forget", "demo", "--dry-run").output
     assert store.runs() == ["demo"]
     riftco("store", "forget", "demo")
+    output = riftco("store", "gc", "--unnamed").output
+    assert "2 unnamed references younger than a day kept" in output
+    assert "0 references forgotten" in output
+    for name in store.reference_names():
+        os.utime(store.root / "refs" / name, (0, 0))
     assert len(parsed("store", "gc", "--unnamed")["objects"]) == 2
     assert "no run is called" in riftco("store", "forget", "demo", code=2).stderr
 
