@@ -102,7 +102,8 @@ class Tag:
 
     def moved(self, ref: Ref | None, sequence: int) -> Self:
         """The tag after it has moved on to mean `ref`, so far that this is its move number `sequence`."""
-        history = (self.digest,) * (sequence - self.sequence) + self.history
+        moves = min(sequence - self.sequence, _REMEMBERED_MOVES)
+        history = (self.digest,) * moves + self.history
         return type(self)(ref, sequence, history[:_REMEMBERED_MOVES])
 
 
@@ -199,7 +200,7 @@ def moves_forward(name: str, old: Tag | None, new: Tag) -> bool:
     Raises StoreError, code "tag-diverged", unless one of them has been where the other is, as far as their
     histories tell.
     """
-    if old is None or old == new:
+    if old is None or (old.digest, old.sequence) == (new.digest, new.sequence):
         return old is None
     earlier, later = (old, new) if old.sequence < new.sequence else (new, old)
     moves = later.sequence - earlier.sequence

@@ -283,11 +283,11 @@ def tag_object(
         current = before.ref if before else None
         if remove and current is None:
             raise _unknown_tag(store, tag)
-        if expect is not None and current != (None if expect == "none" else store.resolve(expect)):
-            raise StoreError("tag-moved", f"tag {tag} means {current.digest if current else 'nothing'} now")
+        old, new = (other.digest if other else None for other in (current, ref))
+        if expect is not None and old != (None if expect == "none" else store.resolve(expect).digest):
+            raise StoreError("tag-moved", f"tag {tag} means {old or 'nothing'} now")
         if not dry_run:
             store.set_tag(tag, ref, after=before, force=force)
-        old, new = (other.digest if other else None for other in (current, ref))
         if as_json:
             print_json({"tag": tag, "before": old, "after": new, "dry_run": dry_run})
         else:

@@ -100,6 +100,8 @@ def moves(*refs: Ref | None) -> Tag:
         (moves(A, B, C), moves(A), False),
         (moves(A, None), moves(A, None, B), True),
         (moves(A), moves(A, *([B] * 64)), True),
+        (moves(A), moves(Ref("notes", A.digest)), False),
+        (moves(A, B), moves(C, B), False),
     ],
 )
 def test_a_copy_of_a_tag_moves_on_but_never_back(old, new, forward):
@@ -139,6 +141,10 @@ def test_a_tag_remembers_its_last_64_moves(store):
     assert tag is not None
     assert tag.history == tuple(ref.digest for ref in refs[-2:4:-1])
     assert store.tag("best") == tag
+
+
+def test_a_tag_that_claims_a_huge_number_of_moves_costs_no_memory():
+    assert Tag(A, 1).moved(B, 1 << 60) == Tag(B, 1 << 60, (A.digest,) * 64)
 
 
 def test_a_tag_is_read_back():
