@@ -44,7 +44,7 @@ def export(
     references = store.selected(names)
     digests = sorted(all_objects(references))
     tally = Tally(sum(_size(store, digest) for digest in digests), progress)
-    write_atomic(path, _members(store, digests, references, tally), sync=True, mode=0o644)
+    write_atomic(path, _members(store, digests, references, tally), sync=True)
     return tally.done
 
 
@@ -96,6 +96,8 @@ def import_(
     OSError.
     """
     with Path(path).open("rb") as stream:
+        if not Path(path).is_file():  # a pipe has no size, by which to see what is too large
+            raise ArtifactError("archive", f"cannot import {path}, which is no file: save it to one first")
         reader = _Reader(stream, str(path), dry_run=dry_run)
         tally = Tally(os.fstat(stream.fileno()).st_size, progress)
         references = reader.contents(store, tally)

@@ -22,13 +22,16 @@ _AT_FDCWD = -100
 _RENAME_NOREPLACE = 1
 
 
-def write_atomic(path: Path | str, data: Chunks, *, sync: bool = False, mode: int = 0o600) -> Path:
+def write_atomic(path: Path | str, data: Chunks, *, sync: bool = False) -> Path:
     """Write or replace the file `path`, or the one that it is a symbolic link to; creates its folder.
 
-    Returns the path given. Raises IsADirectoryError if `path` is a folder, FileExistsError if it is a device
-    or the like, and OSError; the temporary file is removed on failure.
+    Its mode is what the umask leaves of 0666. Returns the path given. Raises IsADirectoryError if `path` is a
+    folder, FileExistsError if it is a device, a pipe or the like, or another name of an open file, as
+    /dev/stdout is, and OSError; the temporary file is removed on failure.
     """
     given, path = Path(path), Path(path)
+    if _names_open_file(path):
+        raise FileExistsError(f"cannot write the file {path}: it is another name of an open file or device")
     if path.is_symlink():
         path = Path(os.path.realpath(path))
     if path.is_dir():
@@ -36,27 +39,35 @@ def write_atomic(path: Path | str, data: Chunks, *, sync: bool = False, mode: in
     if path.exists() and not path.is_file():
         raise FileExistsError(f"cannot write the file {path}: something that is no file has this name")
     make_folder(path.parent, sync=sync)
-    with temporary_file(path.parent, data, stem=path.name, sync=sync, mode=mode) as temporary:
+    with temporary_file(path.parent, data, stem=path.name, sync=sync) as temporary:
         os.replace(temporary, path)
         if sync:
             sync_folder(path.parent)
     return given
 
 
+def _names_open_file(path: Path) -> bool:
+    """Whether it is one of /dev/stdout, /dev/fd/1 and the like, whose file replacing would cut off."""
+    folder = Path(os.path.realpath(path.parent))
+    return folder == Path("/dev") or folder.is_relative_to("/proc")
+
+
 @contextmanager
 def temporary_file(
-    folder: Path, data: Chunks, *, stem: str, sync: bool, mode: int, size: int = 0
+    folder: Path, data: Chunks, *, stem: str, sync: bool, mode: int | None = None, size: int = 0
 ) -> Iterator[Path]:
     """Yield a new, complete, closed file in `folder`; on leaving, its temporary name is gone.
 
-    `size` bytes are reserved first, so that a full disk shows before the work is done.
+    Without `mode` it has what the umask leaves of 0666. `size` bytes are reserved first, so that a full disk
+    shows before the work is done.
     """
     path = folder / f".{stem[:40]}.{secrets.token_hex(8)}.tmp"
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         try:
             _fill(descriptor, data, size)
-            os.fchmod(descriptor, mode)
+            if mode is not None:
+                os.fchmod(descriptor, mode)
             if sync:
                 os.fsync(descriptor)  # an error is final: a second fsync could claim success for lost pages
         finally:

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Literal, Self, TypeVar
+from typing import BinaryIO, Literal, Self, TypeVar
 
 from artifacts.adoption import require_artifact, would_adopt
 from artifacts.bundle import ModelBundle
@@ -158,10 +158,17 @@ class Store:
         self.check(ref)
 
     def get(self, ref: Ref, path: Path | str) -> Path:
-        """Write a copy of the object to a file, replacing it; checked first, as `check` does."""
+        """Write a copy of the object to a file, replacing it; checked first, as `check` does.
+
+        Raises what `write_atomic` does for a path that cannot be written.
+        """
+        with self.stream(ref) as stream:
+            return write_atomic(path, read_chunks(stream))
+
+    def stream(self, ref: Ref) -> BinaryIO:
+        """The object's file, open for reading; checked first, as `check` does."""
         self.check(ref)
-        with self.objects.use(ref.digest, lambda source: source.open("rb")) as stream:
-            return write_atomic(path, read_chunks(stream), mode=0o644)
+        return self.objects.use(ref.digest, lambda source: source.open("rb"))
 
     def check(self, ref: Ref) -> None:
         """Raise StoreError, code "missing" or "damaged", unless the object exists and hashes to its name."""

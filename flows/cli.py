@@ -157,7 +157,7 @@ def _lay_out(store: Store, run: str, made: dict[str, "Results"]) -> None:
     files = {"report": "report.md", "plot": "loss.png"}
     for name, file in files.items():
         if name in results:
-            write_atomic(folder / file, store.read_bytes(results[name]), mode=0o644)
+            write_atomic(folder / file, store.read_bytes(results[name]))
     if "report" in results:
         Console().print(Markdown(store.read_bytes(results["report"]).decode()))
     for stage, refs in made.items():

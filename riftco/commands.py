@@ -4,7 +4,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -41,6 +41,13 @@ _SMALLER = (
 def print_json(value: Any) -> None:
     """JSON as the commands print it, indented; paths as texts."""
     typer.echo(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False, default=str))
+
+
+def print_table(rows: Sequence[Sequence[str]]) -> None:
+    """Rows in aligned columns, each on one line and whole, however long, so that they can be piped on."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        typer.echo("  ".join(map(str.ljust, row, widths)).rstrip())
 
 
 @contextmanager

@@ -7,14 +7,13 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 from rich.tree import Tree
 
 from artifacts import Ref, Store, StoreError
 from artifacts.bundle_diff import BundleDifference, bundle_difference
 from artifacts.lineage import ABSENT, Change, Lineage, changes, shortened
 from artifacts.records import is_name
-from riftco.commands import Json, open_bundle, print_json, user_errors
+from riftco.commands import Json, open_bundle, print_json, print_table, user_errors
 
 
 def lineage(
@@ -79,14 +78,14 @@ def diff(
             print_json(_difference_json(difference))
             return
         _print_changes(difference.fields)
-        table = Table("tensor", "|B - A|", "/ |A|", "largest", box=None)
+        rows = [("tensor", "|B - A|", "/ |A|", "largest")]
         for tensor in difference.tensors:
             if math.isinf(tensor.norm):
-                table.add_row(escape(tensor.name), "other shape", "", "")
+                rows.append((tensor.name, "other shape", "", ""))
                 continue
             relative = "from zero" if math.isinf(tensor.relative) else f"{tensor.relative:.2%}"
-            table.add_row(escape(tensor.name), f"{tensor.norm:.4g}", relative, f"{tensor.largest:.3g}")
-        Console().print(table)
+            rows.append((tensor.name, f"{tensor.norm:.4g}", relative, f"{tensor.largest:.3g}"))
+        print_table(rows)
         typer.echo(f"{len(difference.tensors)} of {difference.tensor_count} tensors differ")
 
 

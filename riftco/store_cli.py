@@ -1,13 +1,13 @@
 """`riftco store`: look at the store, check it, name things in it, and move them in and out."""
 
+import shutil
+import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from artifacts import (
     ArtifactError,
@@ -22,7 +22,7 @@ from artifacts.fsck import check_store
 from artifacts.garbage import LONGEST_KEEPING, collect
 from artifacts.lineage import Lineage
 from artifacts.selection import is_readable
-from riftco.commands import DryRun, Json, print_json, readable, show_work, user_errors
+from riftco.commands import DryRun, Json, print_json, print_table, readable, show_work, user_errors
 from riftco.errors import InputError
 from riftco.transfer_cli import export_archive, import_archive, pull_from, push_to
 
@@ -68,21 +68,19 @@ def list_store(as_json: Json = False) -> None:
                 }
             )
         else:
-            Console().print(_names_table(store))
+            print_table([("name", "kind", "object"), *_names(store)])
             typer.echo(f"{len(sizes)} objects, {readable(sum(sizes))}, in {store.root}")
         if damaged:
             raise StoreError("damaged-reference", f"damaged: {', '.join(damaged)}; see `riftco store fsck`")
 
 
-def _names_table(store: Store) -> Table:
-    table = Table("name", "kind", "object", box=None)
+def _names(store: Store) -> Iterator[tuple[str, str, str]]:
     for name, ref in store.tags().items():
-        table.add_row(escape(name), escape(f"tag of a {ref.kind}"), ref.digest[:12])
+        yield name, f"tag of a {ref.kind}", ref.digest[:12]
     for run in store.runs():
         for stage, made in store.run_stages(run).items():
             for result, ref in made.record.results.items():
-                table.add_row(escape(f"{run}/{stage}/{result}"), escape(ref.kind), ref.digest[:12])
-    return table
+                yield f"{run}/{stage}/{result}", ref.kind, ref.digest[:12]
 
 
 @store_app.command("show")
@@ -372,12 +370,24 @@ def _put(store: Store, path: Path, kind: str, tag: str | None) -> Ref:
 
 @store_app.command("get")
 def get_object(
-    name: Name, output: Annotated[Path, typer.Argument(help="The file to write.", metavar="FILE")]
+    name: Name,
+    output: Annotated[
+        Path, typer.Argument(help="The file to write; - is standard output.", metavar="FILE", allow_dash=True)
+    ],
 ) -> None:
-    """Write a checked copy of an object to a file."""
+    """Write a checked copy of an object to a file or, with -, to standard output."""
     with user_errors():
         store = Store.open(create=False)
-        typer.echo(store.get(store.resolve(name), output))
+        ref = store.resolve(name)
+        if str(output) == "-":
+            with store.stream(ref) as stream:
+                shutil.copyfileobj(stream, sys.stdout.buffer)
+            sys.stdout.buffer.flush()
+            return
+        try:
+            typer.echo(store.get(ref, output))
+        except FileExistsError as error:
+            raise InputError(f"{error}, or write to standard output: riftco store get {name} -") from None
 
 
 def _ref_json(ref: Ref) -> dict[str, Any]:

@@ -103,6 +103,16 @@ def test_any_tar_can_read_it(source, archive, tmp_path):
     assert rebuilt(members(archive)) == archive  # as Python reads and writes it
 
 
+def test_a_pipe_is_refused_before_anything_is_read(target, archive, tmp_path):
+    reading, writing = os.pipe()
+    os.write(writing, archive[:512])
+    with pytest.raises(ArtifactError, match=f"/dev/fd/{reading}, which is no file: save it"):
+        import_(target, f"/dev/fd/{reading}")
+    assert os.read(reading, 512) == archive[:512]
+    for end in (reading, writing):
+        os.close(end)
+
+
 def test_a_name_brings_what_it_was_made_from(source, target, tmp_path):
     export(source, tmp_path / "some.tar", ["demo/pretrain"])
     import_(target, tmp_path / "some.tar")

@@ -227,7 +227,6 @@ def test_saving_makes_the_folder_and_replaces_a_file_in_one_step(tmp_path):
     assert small_bundle(1).save(str(path)) == path
     assert ModelBundle.load(path) == small_bundle(1)
     assert os.listdir(path.parent) == ["model.rift"]
-    assert path.stat().st_mode & 0o777 == 0o600
 
 
 def test_saving_onto_a_folder_is_refused(tmp_path):

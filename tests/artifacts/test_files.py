@@ -2,12 +2,14 @@
 
 import errno
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
 
 from artifacts import files, write_atomic
-from artifacts.files import make_folder, publish_new, temporary_file
+from artifacts.files import make_folder, publish_new, staged, temporary_file
 
 
 def chunks_then_failure() -> Iterator[bytes]:
@@ -32,13 +34,29 @@ def test_a_file_is_replaced_whole(tmp_path, sync):
     assert path.read_bytes() == b"new"
 
 
-def test_the_mode_does_not_depend_on_the_umask(tmp_path):
-    umask = os.umask(0o077)
+@pytest.mark.parametrize(("umask", "mode"), [(0o077, 0o600), (0o022, 0o644), (0o002, 0o664)])
+def test_a_file_has_the_mode_that_the_umask_leaves_and_a_staged_one_its_own(tmp_path, umask, mode):
+    before = os.umask(umask)
     try:
-        assert write_atomic(tmp_path / "a", b"").stat().st_mode & 0o777 == 0o600
-        assert write_atomic(tmp_path / "b", b"", mode=0o644).stat().st_mode & 0o777 == 0o644
+        assert write_atomic(tmp_path / "a", b"").stat().st_mode & 0o777 == mode
+        with staged(tmp_path, b"", sync=False) as path:
+            assert path.stat().st_mode & 0o777 == 0o444
     finally:
-        os.umask(umask)
+        os.umask(before)
+
+
+@pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1", "/dev/null"])
+def test_what_an_open_file_already_holds_is_not_replaced(tmp_path, name):
+    """A shell's `>>` has opened the file that /dev/stdout leads to."""
+    code = f"from artifacts import write_atomic; write_atomic({name!r}, b'new')"
+    with (tmp_path / "out").open("wb") as output:
+        output.write(b"old")
+        output.flush()
+        done = subprocess.run(
+            [sys.executable, "-c", code], stdout=output, stderr=subprocess.PIPE, check=False
+        )
+    assert b"FileExistsError: cannot write the file " + name.encode() in done.stderr
+    assert (tmp_path / "out").read_bytes() == b"old"
 
 
 def test_a_failing_source_leaves_the_old_file_and_nothing_else(tmp_path):
@@ -49,7 +67,7 @@ def test_a_failing_source_leaves_the_old_file_and_nothing_else(tmp_path):
     assert os.listdir(tmp_path) == ["file"]
 
 
-@pytest.mark.parametrize("call", ["write", "fsync", "fchmod", "replace"])
+@pytest.mark.parametrize("call", ["write", "fsync", "replace"])
 def test_a_failing_disk_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, call):
     path = write_atomic(tmp_path / "file", b"old")
 

@@ -115,6 +115,40 @@ def test_a_tag_is_set_shown_moved_and_removed(store):
     assert "no tag is called" in riftco("store", "tag", "best", code=2).stderr
 
 
+def test_what_a_tag_is_expected_to_mean_is_told_by_its_digest(store, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    digest = riftco("store", "put", tmp_path / "notes.txt", "--kind", "notes", "--tag", "a").output.strip()
+    riftco("store", "put", tmp_path / "notes.txt", "--tag", "b")
+    riftco("store", "tag", "b", "demo/train", "--expect", digest)
+    assert store.tags()["b"] == store.resolve("demo/train")
+
+
+def test_a_digest_in_quarantine_can_be_named_again(store, tmp_path):
+    loose = store.put_bytes("text", b"loose")
+    riftco("store", "gc")
+    riftco("store", "get", loose.digest[:8], tmp_path / "copy")
+    assert (tmp_path / "copy").read_bytes() == b"loose"
+    riftco("store", "tag", "again", loose.digest)
+    assert store.has(loose.digest)
+
+
+def test_get_writes_to_standard_output_if_asked_and_replaces_no_open_file(store, tmp_path):
+    digest = store.put_bytes("text", b"some \xff bytes").digest
+    assert riftco("store", "get", digest, "-").stdout_bytes == b"some \xff bytes"
+    os.mkfifo(tmp_path / "pipe")
+    for output in ("/dev/stdout", tmp_path / "pipe"):
+        said = riftco("store", "get", digest, output, code=2).stderr
+        assert str(output) in said
+        assert f"riftco store get {digest} -" in said
+    assert "/dev/stdout" in riftco("store", "export", "/dev/stdout", code=2).stderr
+
+
+def test_names_in_a_list_are_whole_however_long(store):
+    long = "n" * 120
+    store.set_tag(long, store.resolve("demo/train"), after=None)
+    assert long in riftco("store", "ls").output
+
+
 def test_a_tag_that_would_hide_a_run_is_refused(store, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     before = store.digests()

@@ -42,7 +42,7 @@ class SampleFile:
         """Keep what a run that goes on after this step has written until then; 0 starts anew."""
         kept = [line for line in self._lines() if 0 < _step(line) <= last_step]
         if kept:
-            write_atomic(self.path, "".join(f"{line}\n" for line in kept).encode(), mode=0o644)
+            write_atomic(self.path, "".join(f"{line}\n" for line in kept).encode())
         else:
             self.path.unlink(missing_ok=True)
 

@@ -78,7 +78,7 @@ class MetricTable:
         buffer = pa.BufferOutputStream()
         parquet.write_table(self._written, buffer)
         try:
-            write_atomic(self.path, [memoryview(buffer.getvalue())], mode=0o644)
+            write_atomic(self.path, [memoryview(buffer.getvalue())])
         except OSError as error:
             if not self._refused:
                 LOGGER.warning("%s: %s; the run goes on, its table is behind", self.path, error.strerror)
