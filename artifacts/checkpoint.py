@@ -7,6 +7,7 @@ training's business.
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,6 +19,7 @@ from artifacts.bundle_manifest import metadata_bytes
 from artifacts.canonical_json import parse_json
 from artifacts.checkpoint_manifest import (
     ADAPTER_NAME,
+    CHECKPOINT_FORMAT,
     FIRST_MOMENTS_NAME,
     PACKED_NAME,
     SECOND_MOMENTS_NAME,
@@ -278,6 +280,17 @@ class TrainingCheckpoint:
         """
         with open_archive(path, "checkpoint") as reader, refused_as(CheckpointError, str(path)):
             return cls._read(reader)
+
+    @staticmethod
+    def is_at(path: Path | str) -> bool:
+        """Whether a file says in its manifest that it is a checkpoint; if so, `load` says whether it is one.
+
+        Raises FileNotFoundError unless `path` is a regular file.
+        """
+        with open_archive(path, "checkpoint") as reader, suppress(ArtifactError):
+            manifest = parse_json(reader.manifest(), what="manifest")
+            return isinstance(manifest, dict) and manifest.get("format") == CHECKPOINT_FORMAT
+        return False
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:

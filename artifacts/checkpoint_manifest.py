@@ -26,7 +26,7 @@ ADAPTER_NAME = "adapter.f32le"
 FIRST_MOMENTS_NAME = "adam-first-moments.f32le"
 SECOND_MOMENTS_NAME = "adam-second-moments.f32le"
 
-_FORMAT = "riftco-transformer-training-checkpoint"
+CHECKPOINT_FORMAT = "riftco-transformer-training-checkpoint"
 _BOUNDARY = "post_optimizer_step"
 _KEYS = {"format", "format_version", "checkpoint_id", "boundary", "global_step", "model", "optimizer"}
 _KEYS |= {"python_random_state", "batch_source", "members", "metadata"}
@@ -127,7 +127,7 @@ class CheckpointManifest:
 
     def _content(self) -> dict[str, Any]:
         return {
-            "format": _FORMAT,
+            "format": CHECKPOINT_FORMAT,
             "format_version": self.format_version,
             "boundary": _BOUNDARY,
             "global_step": self.global_step,
@@ -188,8 +188,8 @@ class CheckpointManifest:
     @classmethod
     def _from_json(cls, value: Any) -> Self:
         require_keys("manifest.json", value, _KEYS)
-        if value["format"] != _FORMAT:
-            raise ArtifactError("format", f"format must be {_FORMAT!r}, got {value['format']!r}")
+        if value["format"] != CHECKPOINT_FORMAT:
+            raise ArtifactError("format", f"format must be {CHECKPOINT_FORMAT!r}, got {value['format']!r}")
         version = value["format_version"]
         if type(version) is not int or version not in _OPTIMIZERS:
             raise ArtifactError("format", f"format_version must be 1, 2 or 3, got {version!r}")

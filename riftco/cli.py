@@ -5,19 +5,28 @@ Heavy imports happen inside the commands, so that `--help` answers at once.
 
 import hashlib
 import importlib.metadata
-import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from artifacts import BundleError, ModelBundle, Store, Workspace, step_key, write_atomic
+from artifacts import (
+    BundleError,
+    ModelBundle,
+    Ref,
+    Store,
+    TrainingCheckpoint,
+    Workspace,
+    step_key,
+    write_atomic,
+)
 from riftco.bench_cli import bench_serve
-from riftco.commands import Assignments, ConfigFile, Model, open_bundle, readable, user_errors
+from riftco.commands import Assignments, ConfigFile, Model, open_bundle, print_json, readable, user_errors
 from riftco.config import OPERATION, PostTrainingConfig, PretrainingConfig, ServingConfig
 from riftco.data import read_corpus, read_text
 from riftco.errors import InputError
@@ -27,7 +36,7 @@ from riftco.log import LOGGER, log_to_terminal
 from riftco.progress import show_progress
 from riftco.serve_cli import generate, key, serve
 from riftco.settings import load_config, settings_help
-from riftco.store_cli import show_stored, store_app, verify_names
+from riftco.store_cli import show_stored, small_json, store_app, verify_names
 
 if TYPE_CHECKING:
     from riftco.training.tracking import RunTracker
@@ -141,15 +150,18 @@ app.command()(bench_serve)
 
 @app.command()
 def show(
-    name: Annotated[str | None, typer.Argument(help="A bundle, run or result; all runs without it.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="A bundle, checkpoint, run or result; all runs without it.")
+    ] = None,
 ) -> None:
-    """Show what a bundle, a run or a stored result is.
+    """Show what a bundle, a checkpoint, a run or a stored result is, and the scores of a stage.
 
     Examples: `riftco show`, `riftco show demo`, `riftco show demo/pretrain`, `riftco show model.rift`
     """
     with user_errors():
         if name is not None and Path(name).is_file():
-            typer.echo(_described(ModelBundle.load(name)))
+            checkpoint = TrainingCheckpoint.load(name) if TrainingCheckpoint.is_at(name) else None
+            print_json(_state_facts(checkpoint) if checkpoint else _model_facts(ModelBundle.load(name)))
             return
         store = Store.open(create=False)
         run = store.run_called(name) if name is not None else None
@@ -158,16 +170,19 @@ def show(
             return
         ref = store.resolve(name)
         if ref.kind == "bundle":
-            typer.echo(_described(store.load_bundle(ref)))
+            scores = _scores(store, store.objects_of(name))
+            print_json(_model_facts(store.load_bundle(ref)) | ({"scores": scores} if scores else {}))
         else:
             show_stored(store, ref)
 
 
 @app.command()
 def verify(
-    names: Annotated[list[str], typer.Argument(help="Bundles, runs or results to check.", metavar="NAME...")],
+    names: Annotated[
+        list[str], typer.Argument(help="Bundles, checkpoints, runs or results to check.", metavar="NAME...")
+    ],
 ) -> None:
-    """Check bundles and stored results against their ids and hashes; exit code 2 if anything is wrong."""
+    """Check bundles, checkpoints and stored results by their ids and hashes; exit code 2 if one is wrong."""
     with user_errors():
         verify_names(names, files=True)
 
@@ -255,17 +270,34 @@ def _saved(bundle: ModelBundle, output: Path, loss: float) -> None:
     typer.echo(f"{output}: {bundle.stage}, loss {loss:.4f}, artifact {bundle.artifact_id}")
 
 
-def _described(bundle: ModelBundle) -> str:
-    facts = {
+def _model_facts(bundle: ModelBundle) -> dict[str, Any]:
+    return {
         "artifact_id": bundle.artifact_id,
         "parent_artifact_id": bundle.parent_artifact_id,
         "stage": bundle.stage,
         "parameters": sum(spec.count for spec in bundle.parameters),
-        "config": {name: getattr(bundle.config, name) for name in bundle.config.__slots__},
+        "config": asdict(bundle.config),
         "tokenizer": f"{bundle.tokenizer.method}, {bundle.tokenizer.vocabulary_size} entries",
         "metadata": bundle.metadata,
     }
-    return json.dumps(facts, indent=2, ensure_ascii=False)
+
+
+def _state_facts(checkpoint: TrainingCheckpoint) -> dict[str, Any]:
+    return {
+        "checkpoint_id": checkpoint.checkpoint_id,
+        "global_step": checkpoint.global_step,
+        "parameters": sum(spec.count for spec in checkpoint.parameters),
+        "trained_parameters": sum(spec.count for spec in checkpoint.trained_parameters),
+        "config": asdict(checkpoint.config),
+        "lora": asdict(checkpoint.lora) if checkpoint.lora else None,
+        "optimizer": asdict(checkpoint.optimizer),
+        "metadata": checkpoint.metadata,
+    }
+
+
+def _scores(store: Store, results: Iterable[Ref]) -> dict[str, Any]:
+    """The scores among a stage's results; empty without."""
+    return next(filter(None, (small_json(store, ref) for ref in results if ref.kind == "scores")), {})
 
 
 def _show_runs(store: Store, runs: list[str]) -> None:
@@ -273,5 +305,7 @@ def _show_runs(store: Store, runs: list[str]) -> None:
         for stage, made in store.run_stages(run).items():
             results = ", ".join(f"{name} {ref.digest[:12]}" for name, ref in made.record.results.items())
             typer.echo(f"{run}/{stage}: {results}  ({made.record.seconds:.1f} s)")
+            for name, score in _scores(store, made.record.results.values()).items():
+                typer.echo(f"    {name} {score}")
     if not runs:
         typer.echo(f"no runs in {store.root}")

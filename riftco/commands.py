@@ -11,10 +11,10 @@ from typing import Annotated, Any
 
 import typer
 
-from artifacts import ModelBundle, Store, StoreError
+from artifacts import ModelBundle, Store, StoreError, TrainingCheckpoint
 from artifacts.errors import refused_as
 from artifacts.store import Progress
-from riftco.errors import BackendUnavailableError, RankError, TrainingStopped
+from riftco.errors import BackendUnavailableError, InputError, RankError, TrainingStopped
 from riftco.log import log_to_terminal
 from riftco.progress import show_progress
 
@@ -88,12 +88,22 @@ def names_a_file(name: str) -> bool:
 
 
 def open_bundle(name: str) -> ModelBundle:
-    """The bundle of a file, or of a name in the store; StoreError or BundleError otherwise."""
+    """The bundle of a file, or of a name in the store; StoreError, BundleError or InputError otherwise."""
     if names_a_file(name):
+        refuse_checkpoint(name)
         return ModelBundle.load(name)
     with refused_as(StoreError, name):
         store = Store.open(create=False)
     return store.load_bundle(store.resolve(name))
+
+
+def refuse_checkpoint(name: str) -> None:
+    """Raise InputError for the file of a checkpoint where a model is needed."""
+    if Path(name).is_file() and TrainingCheckpoint.is_at(name):
+        remedy = (
+            "give the command of its training again, which goes on from it, and take the bundle it writes"
+        )
+        raise InputError(f"{name}: is a checkpoint of a training, not a model; {remedy}")
 
 
 @contextmanager

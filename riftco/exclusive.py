@@ -31,11 +31,10 @@ def exclusive(
                 on_wait()
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
             if is_at(path, descriptor):
-
                 while not _is_free(descriptor):  # a thread that slept in flock could not be stopped
                     go_on()
                     time.sleep(_POLL_SECONDS)
-            if _is_at(path, descriptor):
+            if is_at(path, descriptor):
                 try:
                     yield
                 finally:

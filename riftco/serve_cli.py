@@ -8,7 +8,15 @@ from typing import Annotated, Literal
 import typer
 
 from artifacts import ModelBundle
-from riftco.commands import Assignments, ConfigFile, Model, names_a_file, open_bundle, user_errors
+from riftco.commands import (
+    Assignments,
+    ConfigFile,
+    Model,
+    names_a_file,
+    open_bundle,
+    refuse_checkpoint,
+    user_errors,
+)
 from riftco.config import ServingConfig
 from riftco.data.text import decode_utf8
 from riftco.errors import InputError
@@ -172,6 +180,7 @@ def _found(text: str) -> tuple[str, ModelBundle | Path, str]:
     if not equals or Path(text).is_file():
         name, model = Path(text).stem if text.endswith(".rift") else text, text
     if names_a_file(model):
+        refuse_checkpoint(model)
         return name, Path(model), ModelBundle.identify(model)
     bundle = open_bundle(model)
     return name, bundle, bundle.artifact_id

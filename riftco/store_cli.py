@@ -18,6 +18,7 @@ from artifacts import (
     Tag,
     TrainingCheckpoint,
 )
+from artifacts.canonical_json import parse_json
 from artifacts.fsck import check_store
 from artifacts.garbage import LONGEST_KEEPING, collect
 from artifacts.lineage import Lineage
@@ -33,6 +34,7 @@ store_app = typer.Typer(
     "The store is the folder in $RIFTCO_STORE, else `store` in $RIFTCO_HOME, else `.riftco/store`.",
 )
 
+_LONGEST_SHOWN = 4096  # bytes
 Name = Annotated[str, typer.Argument(help="A tag, run/stage, artifact id or digest.", metavar="NAME")]
 
 store_app.command("export")(export_archive)
@@ -105,15 +107,30 @@ def show_stored(store: Store, ref: Ref, *, as_json: bool = False) -> None:
             for key, made in lineage.origin(ref).makers.items()
         ],
     }
+    content = small_json(store, ref)
+    if content is not None:
+        facts["content"] = content
     if as_json:
         print_json(facts)
         return
     for fact, value in facts.items():
-        if fact != "made_by":
+        if fact not in ("made_by", "content"):
             typer.echo(f"{fact:13} {', '.join(value) if isinstance(value, list) else value}")
     for made in facts["made_by"]:
         names = ", ".join(made["named"]) or "unnamed"
         typer.echo(f"made_by       {made['step']} in {made['seconds']} s, {names}")
+    if content is not None:
+        print_json(content)
+
+
+def small_json(store: Store, ref: Ref) -> dict[str, Any] | None:
+    """The content of a result that is a JSON object of at most 4 KiB; None for any other or a damaged one."""
+    try:
+        small = store.objects.size(ref.digest) <= _LONGEST_SHOWN
+        content = parse_json(store.read_bytes(ref), what=ref.digest) if small else None
+    except ArtifactError:
+        return None
+    return content if isinstance(content, dict) else None
 
 
 @store_app.command("verify")
@@ -130,7 +147,7 @@ def verify_objects(
 
 
 def verify_names(names: list[str], *, files: bool = False, as_json: bool = False) -> None:
-    """Check objects of the store, and with `files` bundles in files; say for each name what came of it.
+    """Check objects of the store, and with `files` bundles and checkpoints in files; say what came of each.
 
     Raises typer.Exit, code 2, if anything is wrong.
     """
@@ -138,7 +155,7 @@ def verify_names(names: list[str], *, files: bool = False, as_json: bool = False
     for name in names:
         try:
             if files and Path(name).is_file():
-                said[name] = {"intact": 1, "artifact_id": ModelBundle.load(name).artifact_id}
+                said[name] = {"intact": 1, **verify_file(name)}
             else:
                 said[name] = {"intact": verify_name(Store.open(create=False), name)}
         except (ArtifactError, OSError) as error:
@@ -147,13 +164,22 @@ def verify_names(names: list[str], *, files: bool = False, as_json: bool = False
         print_json(said)
     for name, facts in () if as_json else said.items():
         if "error" in facts:
-            typer.echo(f"riftco: {name}: {facts['message']}", err=True)
+            typer.echo(f"riftco: {name}: {facts['message'].removeprefix(f'{name}: ')}", err=True)
         elif "artifact_id" in facts:
             typer.echo(f"{name}: intact, artifact {facts['artifact_id']}")
+        elif "checkpoint_id" in facts:
+            typer.echo(f"{name}: intact, checkpoint {facts['checkpoint_id']}")
         else:
             typer.echo(f"{name}: {facts['intact']} intact")
     if any("error" in facts for facts in said.values()):
         raise typer.Exit(2)
+
+
+def verify_file(path: str) -> dict[str, str]:
+    """The id of the bundle or checkpoint in a file. Raises ArtifactError unless it is intact."""
+    if TrainingCheckpoint.is_at(path):
+        return {"checkpoint_id": TrainingCheckpoint.load(path).checkpoint_id}
+    return {"artifact_id": ModelBundle.load(path).artifact_id}
 
 
 def verify_name(store: Store, name: str) -> int:
@@ -387,7 +413,7 @@ def get_object(
         try:
             typer.echo(store.get(ref, output))
         except FileExistsError as error:
-            raise InputError(f"{error}, or write to standard output: riftco store get {name} -") from None
+            raise InputError(f"{error}; `riftco store get {name} -` writes to standard output") from None
 
 
 def _ref_json(ref: Ref) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
-from artifacts import ModelConfig, Ref, StepRecord, Store, step_key
+from artifacts import ModelConfig, Ref, StepRecord, Store, TrainingCheckpoint, step_key
 from riftco.cli import app
 from tests.artifacts.bundles import small_bundle
 from tests.artifacts.checkpoints import small_checkpoint
@@ -280,6 +280,41 @@ def test_verify_checks_every_name_and_reports_each(store):
     result = riftco("verify", "demo", good, code=2)
     assert f"{good}: 1 intact" in result.stdout
     assert "runs/demo/train is damaged" in result.stderr
+
+
+def test_a_checkpoint_in_a_file_is_told_from_a_model(store, tmp_path):
+    path = small_checkpoint(global_step=7).save(tmp_path / "a.riftckpt")
+    checkpoint = TrainingCheckpoint.load(path)
+    said = riftco("verify", path, small_bundle(1).save(tmp_path / "a.rift")).output
+    assert said.splitlines() == [
+        f"{path}: intact, checkpoint {checkpoint.checkpoint_id}",
+        f"{tmp_path / 'a.rift'}: intact, artifact {small_bundle(1).artifact_id}",
+    ]
+    shown = json.loads(riftco("show", path).output)
+    assert (shown["checkpoint_id"], shown["global_step"]) == (checkpoint.checkpoint_id, 7)
+    for command in (("generate", path, "x"), ("serve", path), ("diff", path, path)):
+        assert f"{path}: is a checkpoint of a training, not a model; " in riftco(*command, code=2).stderr
+    path.write_bytes(path.read_bytes()[:-1])
+    said = riftco("verify", path, code=2).stderr
+    assert said.count(str(path)) == 1
+    assert "where its manifest asks for" in said
+
+
+def test_small_results_and_scores_of_a_stage_are_shown_with_their_numbers(store):
+    scores = store.put_bytes("scores", b'{"bits_per_byte":1.25}')
+    long = store.put_bytes("scores", b'{"x":"%s"}' % bytes(5_000).replace(b"\0", b"y"))
+    bundle = store.resolve("demo/train")
+    for stage, results in (("scored", {"bundle": bundle, "scores": scores}), ("long", {"scores": long})):
+        key = step_key(stage, 1, {})
+        store.name_run("demo", stage, key, store.remember(key, StepRecord(stage, 1, {}, results, 1.0)))
+    assert '\n{\n  "bits_per_byte": 1.25\n}\n' in riftco("show", "demo/scored/scores").output
+    assert parsed("store", "show", "demo/scored/scores")["content"] == {"bits_per_byte": 1.25}
+    assert "yyy" not in riftco("show", "demo/long/scores").output
+    assert "\n    bits_per_byte 1.25\n" in riftco("show", "demo").output
+    assert json.loads(riftco("show", "demo/scored").output)["scores"] == {"bits_per_byte": 1.25}
+    assert "scores" not in json.loads(riftco("show", "demo/train").output)
+    store.path(scores).unlink()
+    assert "bits_per_byte" not in riftco("show", "demo").output  # a list is no check
 
 
 def test_verify_of_what_has_nothing_to_check_is_an_error(store):
