@@ -72,7 +72,7 @@ def check_serving(work: Work, bundle: Ref, test: Ref, config: ServingConfig) -> 
         for rounds, answers in (("alone", alone), ("again", again), ("together", together))
     }
     work.folder.mkdir(parents=True, exist_ok=True)
-    write_atomic(work.folder / "latency.json", json.dumps(latency, indent=2).encode(), mode=0o644)
+    write_atomic(work.folder / "latency.json", json.dumps(latency, indent=2).encode())
     return {"exchanges": put_json(work.store, "exchanges", {"health": health, "exchanges": exchanges})}
 
 
