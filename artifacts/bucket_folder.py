@@ -15,6 +15,7 @@ from artifacts.bucket import CHUNK, KeyChanged, NoSuchKey, Sent, damaged_source
 from artifacts.disk_errors import reading, writing
 from artifacts.files import make_folder, publish_new, staged, sync_folder
 from artifacts.locking import StoreLock
+from artifacts.store_folder import FOLDERS
 
 
 class FolderBucket:
@@ -23,6 +24,7 @@ class FolderBucket:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._lock = StoreLock(root)
+        self._is_whole = False
 
     def read(self, key: str) -> tuple[bytes, bytes] | None:
         with reading(self._root), suppress(FileNotFoundError, NotADirectoryError):
@@ -92,8 +94,11 @@ class FolderBucket:
 
     @contextmanager
     def writers_lock(self) -> Iterator[None]:
-        with writing(self._root):
-            make_folder(self._root, sync=True)
+        if not self._is_whole:  # as any store in a folder is, which it can be used as
+            with writing(self._root):
+                for folder in FOLDERS:
+                    make_folder(self._root / folder, sync=True)
+            self._is_whole = True
         with self._lock.shared():
             yield
 

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
+from stat import S_ISREG
 
 from artifacts.bundle_manifest import is_digest
 from artifacts.disk_errors import reading, writing
@@ -77,7 +78,7 @@ def _planned(store: Store, unnamed: bool, keep_days: int) -> Collected:
     nameless = _unnamed(store, references) if unnamed else []
     young = _days_ago(min(keep_days, 1)).timestamp()
     spared = [name for name in nameless if store.references.written(name) > young]
-    dropped = [name for name in nameless if name not in spared]
+    dropped = [name for name in nameless if store.references.written(name) <= young]
     reached = set().union(*(reaches[name] for name in references.keys() - set(dropped)))
     present = store.digests()
     garbage = [digest for digest in present if digest not in reached]
@@ -117,10 +118,13 @@ def _require_folders(store: Store) -> None:
 
 def _left_behind(store: Store, young: float) -> list[Path]:
     """Staged files that are not young: a writer at work may still publish those."""
+    found = []
     with reading(store.root):
-        found = sorted((store.root / "tmp").glob("*"))
-        files = [path for path in found if path.is_file() and not path.is_symlink()]
-        return [path for path in files if path.stat().st_mtime <= young]
+        for path in sorted((store.root / "tmp").glob("*")):
+            with suppress(FileNotFoundError):  # just published
+                status = path.lstat()
+                found += [path] if S_ISREG(status.st_mode) and status.st_mtime <= young else []
+    return found
 
 
 def _abandoned(store: Store, keep_days: int, *, delete: bool) -> list[Path]:

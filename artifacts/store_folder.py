@@ -8,7 +8,7 @@ from artifacts.errors import StoreError
 from artifacts.files import make_folder, publish_new, staged
 from artifacts.store_marker import MARKER, MARKER_NAME, OWN_ENTRIES, require_marker
 
-_FOLDERS = ("objects/sha256", "refs/artifacts", "refs/steps", "refs/runs", "refs/tags", "locks")
+FOLDERS = ("objects/sha256", "refs/artifacts", "refs/steps", "refs/runs", "refs/tags", "locks")
 
 
 def locate(root: Path | str | None) -> Path:
@@ -66,7 +66,7 @@ def _create(root: Path, *, sync: bool) -> None:
     with writing(root):
         if not root.is_dir():
             make_folder(root, sync=sync)
-        for folder in _FOLDERS:  # on disk before the marker is, so that a marked store is a whole one
+        for folder in FOLDERS:  # on disk before the marker is, so that a marked store is a whole one
             make_folder(root / folder, sync=sync)
         with staged(root, MARKER, sync=sync) as temporary:
             try:

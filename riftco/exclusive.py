@@ -29,8 +29,6 @@ def exclusive(
         try:
             if not _is_free(descriptor):
                 on_wait()
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if is_at(path, descriptor):
                 while not _is_free(descriptor):  # a thread that slept in flock could not be stopped
                     go_on()
                     time.sleep(_POLL_SECONDS)

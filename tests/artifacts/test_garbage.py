@@ -7,6 +7,7 @@ import threading
 import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
@@ -151,7 +152,11 @@ def test_a_staged_file_that_vanishes_meanwhile_is_no_error(store, monkeypatch):
     left.write_bytes(b"half")
     os.utime(left, (0, 0))
     monkeypatch.setattr(store.objects, "quarantined", lambda before: left.unlink(missing_ok=True) or [])
-    assert collect(store).temporary == [left]
+    assert collect(store).temporary == [left]  # vanished when it was to be deleted
+    (store.root / "tmp" / ".staged.2.tmp").write_bytes(b"half")
+    lstat = Path.lstat
+    monkeypatch.setattr(Path, "lstat", lambda path: (path.unlink(missing_ok=True), lstat(path))[1])
+    assert collect(store).temporary == []  # when it was looked at
 
 
 def test_what_is_published_slowly_keeps_no_writer_and_no_collector_waiting(store):

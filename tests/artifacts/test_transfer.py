@@ -512,7 +512,6 @@ def test_a_dry_push_writes_nothing_and_says_what_the_push_then_does(source, remo
 
 def test_what_a_collector_takes_during_a_push_is_put_again(source, tmp_path, monkeypatch):
     remote = RemoteStore.open(f"file://{tmp_path}/remote", writable=True)
-    (tmp_path / "remote" / "refs").mkdir()
     shared, lock, taken = Store.open(tmp_path / "remote", durability="none"), remote.writers_lock, []
 
     def collected_before():
