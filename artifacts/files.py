@@ -18,6 +18,7 @@ Chunks = bytes | Iterable[bytes | memoryview]
 
 _CANNOT_RESERVE = {errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS}
 CANNOT_LINK = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV, errno.EMLINK}
+_MOST_LINKS = 40  # as Linux follows
 _AT_FDCWD = -100
 _RENAME_NOREPLACE = 1
 
@@ -30,10 +31,14 @@ def write_atomic(path: Path | str, data: Chunks, *, sync: bool = False) -> Path:
     /dev/stdout is, and OSError; the temporary file is removed on failure.
     """
     given, path = Path(path), Path(path)
-    if _names_open_file(path):
-        raise FileExistsError(f"cannot write the file {path}: it is another name of an open file or device")
-    if path.is_symlink():
-        path = Path(os.path.realpath(path))
+    for _ in range(_MOST_LINKS):
+        if _names_open_file(path):
+            raise FileExistsError(
+                f"cannot write the file {given}: it is another name of an open file or device"
+            )
+        if not path.is_symlink():
+            break
+        path = path.parent / os.readlink(path)
     if path.is_dir():
         raise IsADirectoryError(f"cannot write the file {path}: a folder has this name")
     if path.exists() and not path.is_file():

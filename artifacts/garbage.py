@@ -6,7 +6,6 @@ first brings back what references reach in quarantine: they may have been lost f
 """
 
 import shutil
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
@@ -15,10 +14,9 @@ from stat import S_ISREG
 
 from artifacts.bundle_manifest import is_digest
 from artifacts.disk_errors import reading, writing
-from artifacts.errors import StoreError
 from artifacts.locking import hold_if_free
 from artifacts.records import reference_objects
-from artifacts.selection import reachable
+from artifacts.selection import upstream
 from artifacts.store import Progress, Store
 
 LONGEST_KEEPING = 36_500
@@ -37,7 +35,7 @@ class Collected:
     returned: list[str]
     """Digests of objects in quarantine that references reach, brought back."""
     spared: list[str]
-    """Unnamed references that were kept because they are young."""
+    """Unnamed references that were kept because they are young, and what those were made from."""
     temporary: list[Path]
     """Staged files that killed processes left: older than a day, or any if nothing is kept."""
     purged: list[Path]
@@ -66,7 +64,7 @@ def collect(
     if not 0 <= keep_days <= LONGEST_KEEPING:
         raise ValueError(f"keep_days must be between 0 and {LONGEST_KEEPING}, got {keep_days}")
     with store.lock.exclusive():
-        _require_folders(store)
+        store.references.require_folders()
         store.references.sync_all()
         plan = _planned(store, unnamed, keep_days)
         return plan if dry_run else _carried_out(store, plan, keep_days, progress)
@@ -75,10 +73,12 @@ def collect(
 def _planned(store: Store, unnamed: bool, keep_days: int) -> Collected:
     references = {name: store.read_reference(name) or b"" for name in store.reference_names()}
     reaches = {name: reference_objects(name, data) for name, data in references.items()}
-    nameless = _unnamed(store, references) if unnamed else []
     young = _days_ago(min(keep_days, 1)).timestamp()
-    spared = [name for name in nameless if store.references.written(name) > young]
-    dropped = [name for name in nameless if store.references.written(name) <= young]
+    named = upstream(references, {name for name in references if name.startswith(("runs/", "tags/"))})
+    recent = {name for name in references if unnamed and store.references.written(name) > young}
+    kept = named | upstream(references, recent) if unnamed else references.keys()
+    spared = sorted(kept - named) if unnamed else []
+    dropped = [name for name in references if name not in kept]
     reached = set().union(*(reaches[name] for name in references.keys() - set(dropped)))
     present = store.digests()
     garbage = [digest for digest in present if digest not in reached]
@@ -107,13 +107,6 @@ def _carried_out(store: Store, plan: Collected, keep_days: int, progress: Progre
             path.unlink(missing_ok=True)
     abandoned = _abandoned(store, keep_days, delete=True)
     return replace(plan, abandoned=abandoned, purged=store.objects.purge(_purged_before(keep_days)))
-
-
-def _require_folders(store: Store) -> None:
-    if lost := store.references.lost_folders():
-        folder = store.root / "refs" / lost[0]
-        message = f"{folder} is no folder, so what its references keep is not known"
-        raise StoreError("disk", f"{message}: bring it back, or make it if it held none")
 
 
 def _left_behind(store: Store, young: float) -> list[Path]:
@@ -147,10 +140,3 @@ def _days_ago(days: int) -> datetime:
 
 def _purged_before(keep_days: int) -> date:
     return _days_ago(keep_days or -1).date()
-
-
-def _unnamed(store: Store, references: Mapping[str, bytes]) -> list[str]:
-    """Steps and artifacts that neither a run nor a tag reaches."""
-    names = [name for name in references if name.startswith(("runs/", "tags/"))]
-    kept = set(reachable(references, names, str(store.root))) if names else set()
-    return [name for name in references if name not in kept]

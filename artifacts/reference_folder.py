@@ -6,10 +6,12 @@ A reference appears complete or not at all. `create` is for what follows from co
 """
 
 import os
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
 from artifacts.disk_errors import reading, writing
+from artifacts.errors import StoreError
 from artifacts.files import make_folder, publish_new, staged, sync_folder
 from artifacts.records import REFERENCE_FOLDERS
 
@@ -34,6 +36,7 @@ class ReferenceFolder:
 
     def create(self, name: str, data: bytes) -> bool:
         """Write a reference unless it exists; whether it was written. Raises StoreError."""
+        self._require_folders([name.split("/")[0]])
         with writing(self._root), staged(self._root, data, sync=self._sync) as temporary:
             try:
                 publish_new(temporary, self._path(name), sync=self._sync)
@@ -43,6 +46,7 @@ class ReferenceFolder:
 
     def replace(self, name: str, data: bytes) -> None:
         """Write or replace a reference in one step. Raises StoreError."""
+        self._require_folders([name.split("/")[0]])
         path = self._path(name)
         with writing(self._root), staged(self._root, data, sync=self._sync) as temporary:
             make_folder(path.parent, sync=self._sync)
@@ -64,9 +68,13 @@ class ReferenceFolder:
             return self._path(name).stat().st_mtime
 
     def touch(self, name: str) -> None:
-        """Let a reference that stands count as written now, if it is ours. Raises StoreError."""
-        with writing(self._root), suppress(PermissionError):
-            os.utime(self._path(name))
+        """Let a reference that stands count as written now, and on disk, if it is ours. Raises StoreError."""
+        path = self._path(name)
+        with writing(self._root), suppress(PermissionError, FileNotFoundError):  # forgotten meanwhile
+            os.utime(path)
+            if self._sync:  # whoever wrote it may have been killed before
+                make_folder(path.parent, sync=True)
+                sync_folder(path.parent)
 
     def sync_all(self) -> None:
         """Make every name in every folder survive a power loss, whoever wrote it."""
@@ -106,6 +114,22 @@ class ReferenceFolder:
             lost = [folder for folder in REFERENCE_FOLDERS if not self._path(folder).is_dir()]
             runs = [f"runs/{run}" for run in self.names("runs")] if "runs" not in lost else []
             return lost + [run for run in runs if not self._path(run).exists()]
+
+    def require_folders(self) -> None:
+        """StoreError, code "disk", if one of the four folders is lost, or a run is a dead link.
+
+        What their references keep is not known then, and they are not made anew: they may come back.
+        """
+        self._require_folders(self.lost_folders())
+
+    def _require_folders(self, folders: Iterable[str]) -> None:
+        for folder in folders:
+            if not self._path(folder).is_dir():
+                raise StoreError(
+                    "disk",
+                    f"{self._path(folder)} is no folder, so what its references keep is not known: bring it "
+                    "back, or make it if it held none",
+                )
 
     def strays(self) -> list[Path]:
         """What no reference can be: other names beside the four folders, and files among the runs."""

@@ -1,6 +1,6 @@
 """Which references belong to some names, and which objects to references."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from artifacts.errors import StoreError
 from artifacts.lookup import ambiguous, is_prefix, places
@@ -72,14 +72,32 @@ def reachable(references: Mapping[str, bytes], names: Sequence[str], where: str)
     if not names:
         return list(objects)
     owners = _owners(objects)
-    chosen = {found for name in names for found in _called(references, owners, name, where)}
+    called = {found for name in names for found in _called(references, owners, name, where)}
+    chosen = _with_upstream(references, owners, called)
+    return [name for name in references if name in chosen]
+
+
+def upstream(references: Mapping[str, bytes], names: Collection[str]) -> set[str]:
+    """Some references, and the steps and artifacts behind them and all they were made from.
+
+    Raises StoreError, code "damaged-reference", for one of them, or a step or artifact.
+    """
+    made = {name: data for name, data in references.items() if name.startswith(("artifacts/", "steps/"))}
+    owners = _owners({name: reference_objects(name, data) for name, data in made.items()})
+    return _with_upstream(references, owners, names)
+
+
+def _with_upstream(
+    references: Mapping[str, bytes], owners: Mapping[str, set[str]], names: Collection[str]
+) -> set[str]:
+    chosen = set(names)
     waiting = sorted(chosen)
     for name in waiting:  # grows while we walk
-        for digest in objects.get(name) or reference_objects(name, references[name]):
+        for digest in reference_objects(name, references[name]):
             found = owners.get(digest, set()) - chosen
             chosen |= found
             waiting += sorted(found)
-    return [name for name in references if name in chosen]
+    return chosen
 
 
 def _owners(objects: Mapping[str, dict[str, int | None]]) -> dict[str, set[str]]:

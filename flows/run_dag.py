@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from prefect.logging.handlers import APILogHandler
+from prefect.runtime import flow_run
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from artifacts import Store
@@ -50,10 +51,11 @@ def run_dag(
 @contextmanager
 def _log_in_prefect() -> Iterator[None]:
     """The project's log in the flow run's, as `local_prefect` arranges it and a worker does not."""
-    if any(isinstance(handler, APILogHandler) for handler in LOGGER.handlers):
+    if any(isinstance(handler, APILogHandler) and not handler.filters for handler in LOGGER.handlers):
         yield
         return
-    handler = APILogHandler()
+    handler, own = APILogHandler(), flow_run.id
+    handler.addFilter(lambda record: flow_run.id == own)  # another flow of this process has its own
     LOGGER.addHandler(handler)
     try:
         yield

@@ -125,8 +125,13 @@ def tune(
     with user_errors():
         _check_output(output, Path(model), instructions, validation)
         base = open_bundle(model)
-        defaults = PostTrainingConfig(context_size=base.config.maximum_context, **_ANSWERS)
+        defaults = PostTrainingConfig(
+            context_size=base.config.maximum_context, sampling_strategy="document_rows"
+        )
         settings = load_config(defaults, config, assignments or ())
+        if not settings.sampling_strategy.endswith("_uniform"):  # which cuts responses from their prompts
+            defaults = defaults.model_copy(update=_ANSWERS)
+            settings = load_config(defaults, config, assignments or ())
         from riftco.training import post_train_jsonl
 
         inputs = [base.artifact_id, *(read_text(path) for path in (instructions, validation) if path)]

@@ -23,12 +23,20 @@ def exclusive(
     The holder removes the file before letting go, so whoever waited may own the lock of a file that is no
     longer the one at `path`: then it starts over.
     """
+    told = False
     while True:
-        path.parent.mkdir(parents=True, exist_ok=True)  # which the last holder may have removed
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except (FileExistsError, FileNotFoundError):  # the last holder has just removed the folder
+            if path.parent.exists() and not path.parent.is_dir():
+                raise
+            continue
         try:
             if not _is_free(descriptor):
-                on_wait()
+                if not told:
+                    on_wait()
+                told = True
                 while not _is_free(descriptor):  # a thread that slept in flock could not be stopped
                     go_on()
                     time.sleep(_POLL_SECONDS)

@@ -18,7 +18,7 @@ from riftco.commands import (
     user_errors,
 )
 from riftco.config import ServingConfig
-from riftco.data.text import decode_utf8
+from riftco.data.text import decode_utf8, universal_newlines
 from riftco.errors import InputError
 from riftco.settings import load_config
 
@@ -80,9 +80,9 @@ def _prompt(given: str | None) -> str:
     """The prompt as given, or what standard input holds."""
     if given not in (None, "-"):
         return given
-    if sys.stdin.isatty():
+    if sys.stdin is None or sys.stdin.isatty():
         raise InputError("give a prompt, or pipe one in: riftco generate MODEL < prompt.txt")
-    return decode_utf8(sys.stdin.buffer.read(), source="standard input")
+    return universal_newlines(decode_utf8(sys.stdin.buffer.read(), source="standard input"))
 
 
 def serve(

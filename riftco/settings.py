@@ -47,13 +47,14 @@ _KINDS = {
     "int": r"[-+]?(0|[1-9][0-9]*)",
     "float": r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?",
     "null": r"~|null|Null|NULL|",
+    "merge": "<<",
 }
 """Which texts are more than texts, as YAML 1.2's core schema has it, but decimal: 4e-3 is a number, and
 0100, 1:30, no and 2024-01-01 are texts."""
 
 
 class _Kinds:
-    """Mixed into a YAML loader or dumper, so that both take the same texts for numbers."""
+    """Mixed into a YAML loader and dumper, so that both take the same texts for numbers."""
 
     yaml_implicit_resolvers: ClassVar[dict[str | None, list[tuple[str, re.Pattern[str]]]]] = {
         None: [(f"tag:yaml.org,2002:{kind}", re.compile(f"({text})$")) for kind, text in _KINDS.items()]
@@ -85,7 +86,7 @@ def _read_yaml(file: Path) -> Mapping[str, Any]:
         values = _Loader(file.read_text(encoding="utf-8")).get_single_data()
     except OSError as error:
         raise InputError(f"{file}: {error.strerror}; give the path of a YAML file") from None
-    except (yaml.YAMLError, ValueError, _DuplicateKeyError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError, _DuplicateKeyError) as error:
         raise InputError(f"{file}: not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, Mapping):
         raise InputError(f"{file}: settings are a mapping such as 'pretraining: {{steps: 200}}'")
@@ -122,7 +123,7 @@ def _parse_value(text: str, *, is_text: bool) -> Any:
         return text
     try:
         return _Loader(text).get_single_data()
-    except (yaml.YAMLError, ValueError):  # ValueError: more digits than Python converts
+    except (yaml.YAMLError, ValueError, RecursionError):  # ValueError: more digits than Python converts
         return text
 
 

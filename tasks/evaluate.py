@@ -12,7 +12,7 @@ from tasks.prepare import put_json, read_json, read_records
 from tasks.step import step
 
 
-@step(version=4, ignore=("config.questions",))
+@step(version=5, ignore=("config.questions",))
 def sample_stories(work: Work, bundle: Ref, corpus_facts: Ref, config: EvaluationConfig) -> Results:
     """Stories the model tells; of the micro-world, with the share that contradicts nothing it said."""
     from riftco.experiments.samples import sample_documents
@@ -21,7 +21,7 @@ def sample_stories(work: Work, bundle: Ref, corpus_facts: Ref, config: Evaluatio
     stories = sample_documents(model, config.stories, config.random_seed, work.progress)
     samples: dict[str, Any] = {"stories": stories}
     if read_json(work.store, corpus_facts)["origin"] == "micro-world":
-        verdicts = [grade_story(story) for story in stories]
+        verdicts = [grade_story(story.replace("\n", " ")) for story in stories]  # one line, all of it graded
         samples["reasons"] = [verdict.reason for verdict in verdicts]
         for aspect in ("consistent", "person", "object", "place"):
             samples[aspect] = sum(getattr(verdict, aspect) for verdict in verdicts) / len(verdicts)

@@ -37,9 +37,6 @@ def prepare_corpus(work: Work, source: Ref | None, config: CorpusConfig) -> Resu
         documents = list(split_documents(work.store.read_bytes(source).decode()))
         cut = _documents_before(documents, 1 - config.validation_fraction)
         training, validation = documents[:cut], documents[cut:]
-        total = sum(map(len, documents))
-        if warning := share_warning(sum(map(len, validation)), total, config.validation_fraction):
-            work.log.warning("corpus: %s", warning)
     known = {document.strip() for document in training}
     distinct = [document for document in validation if document.strip() not in known]
     if not training or not distinct:
@@ -47,6 +44,10 @@ def prepare_corpus(work: Work, source: Ref | None, config: CorpusConfig) -> Resu
             f"corpus: {len(training)} training and {len(distinct)} validation documents are too few; "
             "give more text, in paragraphs with a blank line between them"
         )
+    if source is not None:
+        sizes = [sum(map(len, side)) for side in (training, validation)]
+        if warning := share_warning(sizes[1], sum(sizes), config.validation_fraction):
+            work.log.warning("corpus: %s", warning)
     facts = {
         "origin": "micro-world" if source is None else "files",
         "entropy_floor": floor,

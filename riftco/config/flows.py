@@ -106,11 +106,13 @@ class PipelineConfig(Config):
                     f"{name}.context_size {tuning.context_size} exceeds pretraining.context_size "
                     f"{model.context_size}; lower the one or raise the other"
                 )
-        least = min(model.model_width, model.feed_forward_width)
-        ranks = {"rank_sweep.ranks": max(self.rank_sweep.ranks)}
-        if self.post_training.fine_tuning_method != "full":
-            ranks["post_training.lora.rank"] = self.post_training.lora.rank
-        for name, rank in ranks.items():
+        sweep, tuning = self.rank_sweep, self.post_training
+        ranks = {"rank_sweep.ranks": (max(sweep.ranks), sweep.training.lora.targets)}
+        if tuning.fine_tuning_method != "full":
+            ranks["post_training.lora.rank"] = (tuning.lora.rank, tuning.lora.targets)
+        for name, (rank, targets) in ranks.items():
+            inner = any(target.startswith("feed_forward.") for target in targets)
+            least = min(model.model_width, model.feed_forward_width) if inner else model.model_width
             if rank > least:
                 raise ValueError(f"{name}: {rank} exceeds {least}, a side of the model; lower it")
         return self

@@ -128,6 +128,12 @@ class OptimizationConfig(Config):
             yield f"batch_size {rows} is not a multiple of processes {self.processes}; make it one"
         if getattr(self, "optimizer_state", None) == "paged" and self.optimizer != "adam":
             yield f"optimizer_state paged is adam's; {self.optimizer} keeps its own contiguous"
+        rate = "matrix_learning_rate" if self.optimizer == "muon" else "learning_rate"
+        if self.optimizer != "adam" and getattr(self, rate, 0) * self.weight_decay > 1:
+            yield (
+                f"{rate} {getattr(self, rate)} with weight_decay {self.weight_decay} takes more than all "
+                "of a weight in a step; lower one of them"
+            )
         if self.sharding == "full":
             if self.processes == 1:
                 yield "sharding full shares a model among processes; set processes to 2 or more"

@@ -111,15 +111,15 @@ def _parse_line(line: str, where: str) -> InstructionExample:
 
 def _exchange(record: dict[str, Any]) -> tuple[Any, Any]:
     """A record's prompt and response, by its shape."""
-    if "prompt" not in record and "messages" in record:
+    lacking = [field for field in _FIELDS if field not in record]
+    if lacking and "messages" in record:
         return _of_messages(record["messages"])
-    if "prompt" not in record and "instruction" in record:
+    if lacking and "instruction" in record:
         return _of_instruction(record)
-    for field in _FIELDS:
-        if field not in record:
-            raise InputError(
-                f"lacks the key {field!r}; write prompt and response, messages, or instruction and output"
-            )
+    if lacking:
+        raise InputError(
+            f"lacks the key {lacking[0]!r}; write prompt and response, messages, or instruction and output"
+        )
     return record["prompt"], record["response"]
 
 
@@ -140,9 +140,10 @@ def _of_instruction(record: dict[str, Any]) -> tuple[Any, Any]:
     answers = [field for field in ("output", "response") if field in record]
     if len(answers) != 1:
         raise InputError(f"has {answers or 'neither output nor response'} beside instruction; give one")
+    _require_text(record["instruction"], "instruction")
     prompt = _stripped(record, "instruction")
     for field in ("input", "context"):
-        if record.get(field) and (text := _stripped(record, field)):
+        if record.get(field) is not None and (text := _stripped(record, field)):
             prompt += f"\n\n{field.capitalize()}:\n{text}"
     return prompt, _stripped(record, answers[0])
 

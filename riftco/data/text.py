@@ -111,8 +111,8 @@ def decode_utf8(data: bytes, *, source: str) -> str:
         line = universal_newlines(data[: error.start].decode("utf-8")).count("\n") + 1
         wrong = f"looks like {looks_like}" if looks_like else f"byte 0x{data[error.start]:02x}"
         raise InputError(f"{source}:{line}: not UTF-8 ({wrong}); save the file as UTF-8") from None
-    if looks_like == "UTF-16":
-        raise InputError(f"{source}:1: not UTF-8 (looks like UTF-16); save the file as UTF-8")
+    if looks_like in ("UTF-16", "a zip archive"):  # whose bytes may be UTF-8 by chance
+        raise InputError(f"{source}:1: not UTF-8 (looks like {looks_like}); save the file as UTF-8")
     return text
 
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from artifacts import Ref, RemoteStore, StepRecord, Store, push, step_key, write_atomic
+from artifacts import Ref, RemoteStore, StepRecord, Store, pull, push, step_key, write_atomic
 from artifacts.fsck import check_store
 from artifacts.garbage import collect
 from artifacts.workspace import METRICS_DIGEST
@@ -145,6 +145,20 @@ def push_all(base: Path, acknowledge: Acknowledge) -> None:
     acknowledge(folder / "STORE.json", *(folder / path.relative_to(store.root) for path in paths))
 
 
+def put_push(base: Path, acknowledge: Acknowledge) -> None:
+    """A store with a run, and its copy."""
+    put_and_name(base, acknowledge)
+    push_all(base, acknowledge)
+
+
+def pull_all(base: Path, acknowledge: Acknowledge) -> None:
+    """Copy what was pushed into a store of another folder."""
+    store = Store.open(base / "home" / "back")
+    pull(store, RemoteStore.open(f"file://{base / 'home' / 'copy'}"))
+    paths = [store.path(store.ref("object", digest)) for digest in store.digests()]
+    acknowledge(*paths, *(reference(store, name) for name in store.reference_names()))
+
+
 def history(base: Path, acknowledge: Acknowledge) -> None:
     """A store with a past: a run, a tag, garbage."""
     publish(base, acknowledge, 0)
@@ -173,6 +187,7 @@ STORIES: dict[str, list[Job]] = {
     "collect unnamed, then publish": [history, collect_unnamed, publish],
     "collect twice": [history, collect_unnamed, collect_unnamed],
     "push": [put_and_name, push_all, push_all],
+    "pull": [put_push, pull_all, pull_all],
     "save into a new folder": [save_old, save],
     "save again": [history, save, save],
     "save a resume point": [history, save_first_point, save_point],
@@ -219,7 +234,8 @@ def learn_expected(base: Path) -> None:
         place.mkdir()
         EXPECTED[job] = job(place, lambda *paths: None)
     silent = [save, save_old, save_point, save_first_point]
-    silent += [put_and_name, push_all, forget, collect_garbage, collect_unnamed, tag_what_is_seen]
+    silent += [put_and_name, push_all, put_push, pull_all]
+    silent += [forget, collect_garbage, collect_unnamed, tag_what_is_seen]
     EXPECTED.update(dict.fromkeys(silent))
 
 

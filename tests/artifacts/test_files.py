@@ -48,7 +48,14 @@ def test_a_file_has_the_mode_that_the_umask_leaves_and_a_staged_one_its_own(tmp_
 @pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1", "/dev/null"])
 def test_what_an_open_file_already_holds_is_not_replaced(tmp_path, name):
     """A shell's `>>` has opened the file that /dev/stdout leads to."""
-    code = f"from artifacts import write_atomic; write_atomic({name!r}, b'new')"
+    link = tmp_path / "link"
+    link.symlink_to(name)
+    for given in (name, str(link)):
+        code = f"from artifacts import write_atomic; write_atomic({given!r}, b'new')"
+        refuses_an_open_file(tmp_path, code, given)
+
+
+def refuses_an_open_file(tmp_path, code, name):
     with (tmp_path / "out").open("wb") as output:
         output.write(b"old")
         output.flush()

@@ -108,6 +108,18 @@ def test_unnamed_steps_go_and_what_a_run_was_made_from_stays(store):
     assert store.digests() == []
 
 
+def test_what_a_young_step_was_made_from_is_spared_with_it(store):
+    """A step at work names its results at its end, and then its lineage has to be whole."""
+    prepared, first = made(store, "read", b"read", store.put_bytes("source", b"raw"))
+    age(store)
+    key, second = made(store, "train", b"trained", first.results["text"])
+    done = collect(store, unnamed=True)
+    assert done.references == []
+    assert set(done.spared) == {f"steps/{prepared}", f"steps/{key}"}
+    store.name_run("demo", "train", key, second)
+    assert store.select(["demo"]) == [*sorted([f"steps/{prepared}", f"steps/{key}"]), "runs/demo/train"]
+
+
 def test_a_tag_keeps_what_its_bundle_was_made_from(store):
     raw = store.put_bytes("source", b"raw")
     recipe = {"source": {"kind": "source", "digest": raw.digest}}

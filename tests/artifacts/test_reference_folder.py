@@ -7,12 +7,25 @@ from pathlib import Path
 import pytest
 
 from artifacts import StoreError
+from artifacts.records import REFERENCE_FOLDERS
 from artifacts.reference_folder import ReferenceFolder
 
 
 @pytest.fixture
 def references(tmp_path) -> ReferenceFolder:
+    for folder in REFERENCE_FOLDERS:
+        (tmp_path / "refs" / folder).mkdir(parents=True)
     return ReferenceFolder(tmp_path, sync=False)
+
+
+def test_a_lost_folder_is_not_made_anew(references, tmp_path):
+    """It may be on a disk that is not mounted, and come back."""
+    (tmp_path / "refs" / "runs").rmdir()
+    for write in (references.create, references.replace):
+        with pytest.raises(StoreError, match=r"refs/runs is no folder.*bring it back, or make it"):
+            write("runs/demo/train", b"")
+    references.touch("runs/demo/train")  # forgotten meanwhile
+    assert not (tmp_path / "refs" / "runs").exists()
 
 
 def test_a_reference_is_created_once(references):
@@ -40,7 +53,7 @@ def test_names_are_sorted_and_exclude_what_other_programs_hide(references, tmp_p
 
 @pytest.mark.parametrize("make", [Path.touch, lambda path: path.symlink_to("nowhere")])
 def test_a_file_or_a_dead_link_in_the_place_of_a_folder_is_an_error(references, tmp_path, make):
-    (tmp_path / "refs").mkdir()
+    (tmp_path / "refs" / "runs").rmdir()
     make(tmp_path / "refs" / "runs")
     with pytest.raises(StoreError, match="refs/runs"):
         references.spoken_names()

@@ -93,6 +93,9 @@ def test_pretrain_tune_generate_and_verify_work_on_plain_files(
     result = riftco("tune", base, chats, "-o", tuned, "-s", "steps=2", "-s", "context_size=8")
     assert result.exit_code == 0, result.output
     assert ModelBundle.load(tuned).parent_artifact_id == ModelBundle.load(base).artifact_id
+    windows = ("-s", "sampling_strategy=window_uniform", "-s", "steps=2", "-s", "context_size=8")
+    result = riftco("tune", base, chats, "-o", tmp_path / "windows.rift", *windows)
+    assert result.exit_code == 0, result.output
     result = riftco("generate", tuned, "the river", "--max-new-tokens", 4)
     assert (result.exit_code, result.output.startswith("the river")) == (0, True)
     assert riftco("verify", base, tuned).exit_code == 0

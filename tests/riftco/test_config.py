@@ -171,3 +171,26 @@ def test_a_size_that_no_machine_can_have_is_refused(config: Any, name: str) -> N
 def test_what_is_true_or_false_is_nothing_else(config: Any, name: str, value: Any) -> None:
     with pytest.raises(ValidationError, match="valid boolean"):
         config(**{name: value})
+
+
+def test_a_rank_is_held_against_the_sides_of_what_is_adapted() -> None:
+    narrow = {"model_width": 64, "feed_forward_width": 32}
+    lora = {"rank": 40, "targets": ["attention.query"]}
+    tuning = {"fine_tuning_method": "lora", "optimizer": "adamw"}
+    for targets, fits in ((["attention.query"], True), (["feed_forward.project"], False)):
+        own = tuning | {"lora": lora | {"targets": targets}}
+        values = {"pretraining": narrow, "post_training": own}
+        if fits:
+            PipelineConfig.model_validate(values)
+        else:
+            with pytest.raises(ValidationError, match=r"post_training\.lora\.rank: 40 exceeds 32"):
+                PipelineConfig.model_validate(values)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "rate"), [("adamw", "learning_rate"), ("muon", "matrix_learning_rate")]
+)
+def test_a_decay_of_more_than_the_whole_weight_is_refused_at_once(optimizer: str, rate: str) -> None:
+    with pytest.raises(ValidationError, match=f"{rate} 0.03 with weight_decay 40.0 takes more than all"):
+        PretrainingConfig.model_validate({"optimizer": optimizer, rate: 0.03, "weight_decay": 40.0})
+    PretrainingConfig(learning_rate=0.03, weight_decay=40.0)  # adam decays nothing

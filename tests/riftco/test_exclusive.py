@@ -99,6 +99,21 @@ def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
     assert not path.exists()
 
 
+def test_who_waits_for_several_holders_is_told_once(tmp_path: Path) -> None:
+    told: list[int] = []
+
+    def work(number: int) -> None:
+        with exclusive(tmp_path / "a.lock", lambda: told.append(number)):
+            time.sleep(0.05)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(told) == len(set(told)) == 3
+
+
 def test_what_is_raised_while_waiting_ends_the_wait(tmp_path: Path) -> None:
     turns: list[int] = []
 

@@ -46,6 +46,8 @@ def test_generate_reads_a_pipe_and_can_print_the_new_text_alone() -> None:
         result = CliRunner().invoke(app, command, input="the ")
         assert (code, result.exit_code, result.output) == (0, 0, whole)
     assert riftco("generate", BYTE, "the ", "--max-new-tokens", 5, "--no-echo") == (0, whole[4:])
+    lines = CliRunner().invoke(app, ["generate", str(BYTE), "--max-new-tokens", "1"], input="a\r\nb")
+    assert lines.output.startswith("a\nb")
     broken = CliRunner().invoke(app, ["generate", str(BYTE)], input=b"ab\xff")
     assert (broken.exit_code, "standard input:1: not UTF-8" in broken.output) == (2, True)
 

@@ -151,6 +151,15 @@ def test_a_setting_given_twice_in_a_file_is_refused(tmp_path: Path, content: str
         load_config(DEFAULTS, file)
 
 
+def test_a_file_may_merge_mappings(tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("post_training: &tuning {steps: 50}\npretraining:\n  <<: *tuning\n  batch_size: 4\n")
+    config = load_config(DEFAULTS, file)
+    assert (config.pretraining.steps, config.pretraining.batch_size) == (50, 4)
+    with pytest.raises(InputError, match="pretraining"):
+        load_config(DEFAULTS, None, ["pretraining=" + "[" * 5_000])
+
+
 def test_a_setting_given_twice_in_an_assignment_is_refused() -> None:
     with pytest.raises(InputError, match=r"--set corpus=.*stories is on line 1 already"):
         load_config(DEFAULTS, None, ["corpus={stories: 5, stories: 6}"])

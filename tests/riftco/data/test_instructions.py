@@ -112,6 +112,11 @@ def test_blank_lines_other_keys_and_a_byte_order_mark_are_passed_over() -> None:
         {"instruction": " p", "input": "", "output": "r\n"},
         {"instruction": "p", "context": None, "response": "r", "category": "qa"},
         {"prompt": "p", "response": "r", "messages": [], "instruction": "q", "output": "s"},
+        {
+            "prompt": "x",
+            "messages": [{"role": "user", "content": "p"}, {"role": "assistant", "content": "r"}],
+        },
+        {"prompt": None, "instruction": "p", "output": "r"},
     ],
 )
 def test_records_of_other_shapes_are_the_same_record(record: dict) -> None:
@@ -147,6 +152,8 @@ def test_a_dolly_record_is_the_contracts() -> None:
             "one of the user and one of the assistant, got roles ['system', 'user', 'assistant']",
         ),
         (b'{"messages": "hi"}', "got roles []"),
+        (b'{"instruction": " ", "input": "x", "output": "r"}', "instruction is blank"),
+        (b'{"instruction": "p", "input": 0, "output": "r"}', "input is int, not text"),
         (
             b'{"messages": [{"role": "user", "content": ["p"]}, {"role": "assistant", "content": "r"}]}',
             "prompt is list, not text",

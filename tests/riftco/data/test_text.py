@@ -52,6 +52,7 @@ def test_a_byte_that_is_not_utf8_is_refused_with_its_line(tmp_path: Path, newlin
         ("words\n\nand words, — and words".encode("utf-16-be"), "UTF-16"),
         (gzip.compress(b"words"), "gzip"),
         (b"PK\x03\x04\x14\x00\xff", "a zip archive"),
+        (b"PK\x03\x04stored words", "a zip archive"),
         (b"PAR1\x15\x04\xff", "Parquet"),
     ],
 )
