@@ -15,9 +15,7 @@ from artifacts.bucket import CHUNK, KeyChanged, NoSuchKey, Sent, damaged_source
 from artifacts.disk_errors import reading, writing
 from artifacts.files import make_folder, publish_new, staged, sync_folder
 from artifacts.locking import StoreLock
-from artifacts.reference_folder import ReferenceFolder
 from artifacts.store_folder import FOLDERS
-from artifacts.store_marker import MARKER_NAME
 
 _LOST_AND_FOUND = "lost+found"  # of a file system's own folder, which only root may read
 
@@ -101,8 +99,6 @@ class FolderBucket:
     @contextmanager
     def writers_lock(self) -> Iterator[None]:
         if not self._is_whole:  # as any store in a folder is, which it can be used as
-            if (self._root / MARKER_NAME).exists():
-                ReferenceFolder(self._root, sync=True).require_folders()
             with writing(self._root):
                 for folder in FOLDERS:
                     make_folder(self._root / folder, sync=True)

@@ -6,7 +6,6 @@ A reference appears complete or not at all. `create` is for what follows from co
 """
 
 import os
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -36,7 +35,6 @@ class ReferenceFolder:
 
     def create(self, name: str, data: bytes) -> bool:
         """Write a reference unless it exists; whether it was written. Raises StoreError."""
-        self._require_folders([name.split("/")[0]])
         with writing(self._root), staged(self._root, data, sync=self._sync) as temporary:
             try:
                 publish_new(temporary, self._path(name), sync=self._sync)
@@ -46,7 +44,6 @@ class ReferenceFolder:
 
     def replace(self, name: str, data: bytes) -> None:
         """Write or replace a reference in one step. Raises StoreError."""
-        self._require_folders([name.split("/")[0]])
         path = self._path(name)
         with writing(self._root), staged(self._root, data, sync=self._sync) as temporary:
             make_folder(path.parent, sync=self._sync)
@@ -116,20 +113,13 @@ class ReferenceFolder:
             return lost + [run for run in runs if not self._path(run).exists()]
 
     def require_folders(self) -> None:
-        """StoreError, code "disk", if one of the four folders is lost, or a run is a dead link.
-
-        What their references keep is not known then, and they are not made anew: they may come back.
-        """
-        self._require_folders(self.lost_folders())
-
-    def _require_folders(self, folders: Iterable[str]) -> None:
-        for folder in folders:
-            if not self._path(folder).is_dir():
-                raise StoreError(
-                    "disk",
-                    f"{self._path(folder)} is no folder, so what its references keep is not known: bring it "
-                    "back, or make it if it held none",
-                )
+        """StoreError, code "disk", if one of the four folders is lost, or a run is a dead link."""
+        if lost := self.lost_folders():
+            raise StoreError(
+                "disk",
+                f"{self._path(lost[0])} is no folder, so what its references keep is not known: bring it "
+                "back, or make it if it held none",
+            )
 
     def strays(self) -> list[Path]:
         """What no reference can be: other names beside the four folders, and files among the runs."""
