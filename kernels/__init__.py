@@ -13,6 +13,7 @@ from kernels.layer_norm import layer_norm
 from kernels.linear import feed_forward, half_operand, linear
 from kernels.lora_linear import lora_linear
 from kernels.nf4 import PackedNf4, dequantize_nf4, nf4_linear, quantize_nf4
+from kernels.operands import Operands
 from kernels.operators import flop_counter
 from kernels.orthogonalize import orthogonalize
 from kernels.paged_attention import paged_attention
@@ -22,6 +23,7 @@ __all__ = [
     "DecodeStep",
     "DecodeWeights",
     "NonFiniteUpdateError",
+    "Operands",
     "PackedNf4",
     "adam_step",
     "cross_entropy",

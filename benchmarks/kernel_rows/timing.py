@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from kernels import linear
+from kernels import Operands, linear
 
 
 @contextmanager
@@ -28,11 +28,13 @@ def seconds(call: Callable[[], Any]) -> float:
     return time.process_time() - begin
 
 
-def product_limit(half: bool = False) -> float:
-    """GFLOP/s of torch's float32 product, or of the fastest one in half precision, torch's or ours."""
+def product_limit(operands: Operands = "full") -> float:
+    """GFLOP/s of torch's float32 product, or of the fastest one with such operands, torch's or ours."""
     a, b = torch.randn(2, 1024, 1024)
     narrow = a.bfloat16(), b.bfloat16()
-    calls = [lambda: narrow[0] @ narrow[1], lambda: linear(a, b, half=True)] if half else [lambda: a @ b]
+    calls = [lambda: a @ b] if operands == "full" else [lambda: linear(a, b, operands=operands)]
+    if operands == "half":
+        calls.append(lambda: narrow[0] @ narrow[1])
     return 2 * 1024**3 / min(seconds(call) for call in calls for _ in range(8)) / 1e9
 
 

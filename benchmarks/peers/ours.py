@@ -10,7 +10,7 @@ from riftco.training.adamw import AdamW
 
 
 def step(size: Size, method: str, variant: str) -> Callable[[], None]:
-    """`variant`: fp32 or bf16, and `compiled`."""
+    """`variant`: fp32, bf16 or int8, and `compiled`."""
     config = ModelConfig(
         vocabulary_size=VOCABULARY,
         maximum_context=size.context,
@@ -21,8 +21,7 @@ def step(size: Size, method: str, variant: str) -> Callable[[], None]:
     )
     model = DecoderOnlyTransformer(config)
     model.attention = "flash"
-    if "bf16" in variant:
-        model.precision = "bf16"
+    model.precision = variant.split()[0]
     if method == "qlora":
         model.quantize_nf4()
     if method != "full":

@@ -9,6 +9,7 @@ from kernels import operators
 from kernels.cross_entropy import cpu, reference
 from kernels.cross_entropy.chunks import Chunked
 from kernels.dispatch import Operation
+from kernels.operands import Operands
 
 __all__ = ["cross_entropy", "linear_cross_entropy"]
 
@@ -43,14 +44,14 @@ def linear_cross_entropy(
     *,
     mask: Tensor | None = None,
     reduction: Literal["mean", "sum"] = "mean",
-    half: bool = False,
+    operands: Operands = "full",
 ) -> Tensor:
     """`cross_entropy(x @ weight.T + bias, ...)` in chunks of rows: all the logits never exist at once.
 
     x `[..., D]`, weight `[V, D]` of the same dtype, bias `[V]` or None; the rest and the result as for
-    `cross_entropy`. half: of the three products, as in `linear`. The gradients that autograd will ask for are
-    computed here, with those of weight and bias summed over the chunks in float32, and backward only scales
-    them. ValueError as for `cross_entropy`.
+    `cross_entropy`. operands: of the three products, as in `linear`. The gradients that autograd will ask
+    for are computed here, with those of weight and bias summed over the chunks in float32, and backward only
+    scales them. ValueError as for `cross_entropy`.
     """
     if weight.dim() != 2 or x.dim() == 0 or x.shape[-1] != weight.shape[1] or x.dtype != weight.dtype:
         given = f"x {list(x.shape)} {x.dtype} and weight {list(weight.shape)} {weight.dtype}"
@@ -65,7 +66,7 @@ def linear_cross_entropy(
     targets, mask = _checked("linear_cross_entropy", x, len(weight), targets, mask, reduction)
     needed = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in (x, weight, bias)]
     rows = x.reshape(targets.numel(), x.shape[-1])
-    return _linear_cross_entropy(rows, weight, bias, targets, mask, reduction == "mean", half, *needed)[0]
+    return _linear_cross_entropy(rows, weight, bias, targets, mask, reduction == "mean", operands, *needed)[0]
 
 
 def _checked(
@@ -169,7 +170,7 @@ def _fake_linear(
     targets: Tensor,
     mask: Tensor | None,
     mean: bool,
-    half: bool,
+    operands: Operands,
     need_x: bool,
     need_weight: bool,
     need_bias: bool,
@@ -223,7 +224,7 @@ _cross_entropy = operators.define(
 )
 _linear_cross_entropy = operators.define(
     "linear_cross_entropy(Tensor x, Tensor weight, Tensor? bias, Tensor targets, Tensor? mask, bool mean,"
-    " bool half, bool need_x, bool need_weight, bool need_bias) -> (Tensor, Tensor, Tensor, Tensor)",
+    " str operands, bool need_x, bool need_weight, bool need_bias) -> (Tensor, Tensor, Tensor, Tensor)",
     _checked_linear,
     fake=_fake_linear,
     backward=_differentiate_linear,

@@ -4,6 +4,7 @@ Gradients are taken in the forward pass: a chunk's logits become their own gradi
 multiplied on at once. Those of the weight and the bias are summed over the chunks in float32.
 """
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from kernels.cross_entropy.reference import divisor, statistics_dtype
 from kernels.linear.reference import has_matrix_units
+from kernels.operands import Operands, in_bytes
 
 CPU_BYTES = (
     8 * 2**20
@@ -43,32 +45,41 @@ class Products(Protocol):
 
 
 class TorchProducts:
-    """By torch's libraries."""
+    """By torch's libraries, of what the operands become."""
+
+    def __init__(self, operands: Operands) -> None:
+        self.operands = operands
+
+    def _factor(self, x: Tensor, axis: int) -> Tensor:
+        return in_bytes(x, axis) if self.operands == "int8" else x
 
     def logits(self, chunk: Tensor, matrix: Tensor, bias: Tensor | None, out: Tensor, /) -> None:
+        left, right = self._factor(chunk, 1), self._factor(matrix, 1).t()
         if bias is None:
-            torch.mm(chunk, matrix.t(), out=out)
+            torch.mm(left, right, out=out)
         else:
-            torch.addmm(bias, chunk, matrix.t(), out=out)
+            torch.addmm(bias, left, right, out=out)
 
     def add_to_layer(self, gradient: Tensor, chunk: Tensor, dweight: Tensor, dbias: Tensor, /) -> None:
-        if dweight.numel() and dweight.dtype == chunk.dtype:
-            dweight.addmm_(gradient.t(), chunk)
-        elif dweight.numel():
-            dweight += gradient.t() @ chunk
+        if dweight.numel():
+            left, right = self._factor(gradient, 0).t(), self._factor(chunk, 0)
+            if dweight.dtype == chunk.dtype:
+                dweight.addmm_(left, right)
+            else:
+                dweight += left @ right
         if dbias.numel():
             dbias += gradient.sum(0, dtype=dbias.dtype)
 
     def of_rows(self, gradient: Tensor, matrix: Tensor, out: Tensor, /) -> None:
-        out.copy_(gradient @ matrix)
+        out.copy_(self._factor(gradient, 1) @ self._factor(matrix, 0))
 
 
 class Chunked:
     """`linear_cross_entropy` around one way to turn a chunk's logits into losses and gradients."""
 
-    def __init__(self, rows: RowPass, products: Products | None = None) -> None:
+    def __init__(self, rows: RowPass, products: Callable[[Operands], Products] = TorchProducts) -> None:
         self.rows = rows
-        self.products = products or TorchProducts()
+        self.products = products
 
     def __call__(
         self,
@@ -78,13 +89,13 @@ class Chunked:
         targets: Tensor,
         mask: Tensor | None,
         mean: bool,
-        half: bool,
+        operands: Operands,
         need_x: bool,
         need_weight: bool,
         need_bias: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The loss, and the gradients of x, weight and bias for an upstream one of 1, empty if not needed."""
-        kind = product_dtype(x, half)
+        kind, products = product_dtype(x, operands), self.products(operands)
         wide = torch.float64 if kind == torch.float64 else torch.float32
         matrix, shift = weight.to(kind), None if bias is None else bias.to(kind)
         dx = x.new_empty(x.shape if need_x else 0)
@@ -96,22 +107,22 @@ class Chunked:
         for start in range(0, len(x), size):
             part = slice(start, min(start + size, len(x)))
             chunk, logits = x[part].to(kind), buffer[: part.stop - start]
-            self.products.logits(chunk, matrix, shift, logits)
+            products.logits(chunk, matrix, shift, logits)
             counts = None if mask is None else mask[part]
             needed = need_x or need_weight or need_bias
             losses.append(self.rows(logits, targets[part], counts, 1 / over, needed))
             if need_x:
-                self.products.of_rows(logits, matrix, dx[part])
+                products.of_rows(logits, matrix, dx[part])
             if need_weight or need_bias:
-                self.products.add_to_layer(logits, chunk, dweight, dbias)
+                products.add_to_layer(logits, chunk, dweight, dbias)
         total = torch.cat(losses).sum() if losses else x.new_zeros((), dtype=wide)
         loss = (total / over).to(statistics_dtype(x))
         return loss, dx, dweight.to(weight.dtype), dbias if bias is None else dbias.to(bias.dtype)
 
 
-def product_dtype(x: Tensor, half: bool) -> torch.dtype:
-    """The dtype of the products: x's own, or bfloat16 with `half`; without matrix units float32 instead."""
-    kind = torch.bfloat16 if half and x.dtype == torch.float32 else x.dtype
+def product_dtype(x: Tensor, operands: Operands) -> torch.dtype:
+    """The dtype of the products: x's own, or for "half" bfloat16; without matrix units float32 instead."""
+    kind = torch.bfloat16 if operands == "half" and x.dtype == torch.float32 else x.dtype
     return torch.float32 if kind == torch.bfloat16 and not has_matrix_units(x.device) else kind
 
 

@@ -9,6 +9,7 @@ from kernels.cross_entropy.chunks import Chunked, TorchProducts
 from kernels.cross_entropy.reference import divisor
 from kernels.linear.cpu import covers, product
 from kernels.native import Float, Integer, Pointer, function, pointer
+from kernels.operands import Operands
 
 _DTYPES = (torch.float32, torch.bfloat16)
 
@@ -53,17 +54,17 @@ def linear_cross_entropy(
     targets: Tensor,
     mask: Tensor | None,
     mean: bool,
-    half: bool,
+    operands: Operands,
     *needed: bool,
 ) -> Any:
     """As `chunks.Chunked`, without any work for rows that do not count."""
     if _in_place is None or x.dtype not in _DTYPES:
         return NotImplemented
-    chunked, options = Chunked(_rows, _NativeProducts(half)), (mean, half, *needed)
+    chunked = Chunked(_rows, _NativeProducts)
     if mask is None:
-        return chunked(x, weight, bias, targets, None, *options)
+        return chunked(x, weight, bias, targets, None, mean, operands, *needed)
     kept = mask.nonzero().squeeze(-1)
-    loss, dx, *rest = chunked(x[kept], weight, bias, targets[kept], None, *options)
+    loss, dx, *rest = chunked(x[kept], weight, bias, targets[kept], None, mean, operands, *needed)
     return loss, x.new_zeros(x.shape).index_copy_(0, kept, dx) if dx.dim() == 2 else dx, *rest
 
 
@@ -81,28 +82,25 @@ def _rows(
 
 
 class _NativeProducts(TorchProducts):
-    """Our own where they run; in fixed point if so asked."""
-
-    def __init__(self, fixed: bool) -> None:
-        self.fixed = fixed
+    """Our own where they run."""
 
     def logits(self, chunk: Tensor, matrix: Tensor, bias: Tensor | None, out: Tensor, /) -> None:
-        if covers(chunk, matrix, bias):
-            product(chunk, matrix.t(), bias, out=out, fixed=self.fixed)
+        if covers(chunk, matrix, bias, operands=self.operands):
+            product(chunk, matrix.t(), bias, out=out, operands=self.operands)
         else:
             super().logits(chunk, matrix, bias, out)
 
     def add_to_layer(self, gradient: Tensor, chunk: Tensor, dweight: Tensor, dbias: Tensor, /) -> None:
-        if not covers(gradient, chunk, dweight):
+        if not covers(gradient, chunk, dweight, operands=self.operands):
             super().add_to_layer(gradient, chunk, dweight, dbias)
             return
         sums = torch.empty_like(dbias) if dbias.numel() else None
-        product(gradient.t(), chunk, start=dweight, out=dweight, sums=sums, fixed=self.fixed)
+        product(gradient.t(), chunk, start=dweight, out=dweight, sums=sums, operands=self.operands)
         if sums is not None:
             dbias += sums
 
     def of_rows(self, gradient: Tensor, matrix: Tensor, out: Tensor, /) -> None:
-        if covers(gradient, matrix, out):
-            product(gradient, matrix, out=out, fixed=self.fixed)
+        if covers(gradient, matrix, out, operands=self.operands):
+            product(gradient, matrix, out=out, operands=self.operands)
         else:
             super().of_rows(gradient, matrix, out)

@@ -14,6 +14,7 @@ from torch.nn import functional
 from kernels.dispatch import Operation
 from kernels.gelu import gelu
 from kernels.linear import cpu, reference
+from kernels.operands import Operands
 from kernels.operators import define, in_shape
 
 __all__ = ["feed_forward", "half_operand", "linear"]
@@ -25,25 +26,25 @@ def linear(
     bias: Tensor | None = None,
     *,
     residual: Tensor | None = None,
-    half: bool = False,
+    operands: Operands = "full",
 ) -> Tensor:
     """residual + x W^T + bias: x `[..., in]`, weight `[out, in]`, bias `[out]`, residual `[..., out]`.
 
-    One floating dtype. With `half` the operands of the products, gradients too, are rounded to bfloat16 and
-    multiplied in a device's matrix units; a CPU with AVX2 and without these brings float32 to fixed point,
-    which loses less. Everything else stays in the dtype of x. The bits depend on the number of
-    rows, and on a CPU without the compiled code on the number of threads. ValueError for shapes or dtypes
-    that do not fit.
+    One floating dtype. What `operands` names happens to the factors of the products, gradients too: "half"
+    rounds them to bfloat16 for a device's matrix units, and a CPU with AVX2 and without these brings float32
+    to fixed point of 16 bits, which loses less; "int8" rounds them to 8 bits with a scale for each 64 along
+    the summed index. Everything else stays in the dtype of x. The bits depend on the number of rows, and on a
+    CPU without the compiled code on the number of threads. ValueError for shapes or dtypes that do not fit.
     """
     if not x.ndim:
         raise ValueError("x is a scalar: it must be [..., in]")
     rows = weight.shape[0] if weight.ndim else 0
     shapes = ((rows, x.shape[-1]), (rows,), (*x.shape[:-1], rows))
     _require("linear", x, shapes, weight=weight, bias=bias, residual=residual)
-    if not half and few(x):
+    if operands == "full" and few(x):
         y = functional.linear(x, weight, bias)
         return y if residual is None else residual + y
-    return _linear(x, weight, bias, residual, half)
+    return _linear(x, weight, bias, residual, operands)
 
 
 def feed_forward(
@@ -54,11 +55,11 @@ def feed_forward(
     project_bias: Tensor,
     residual: Tensor,
     *,
-    half: bool = False,
+    operands: Operands = "full",
 ) -> Tensor:
     """residual + W2 gelu(W1 x + b1) + b2: x and residual `[..., D]`, expand `[F, D]`, project `[D, F]`.
 
-    dtypes, `half` and errors as for `linear`; GELU is the exact one.
+    dtypes, `operands` and errors as for `linear`; GELU is the exact one.
     """
     if not x.ndim:
         raise ValueError("x is a scalar: it must be [..., D]")
@@ -66,10 +67,10 @@ def feed_forward(
     shapes = ((inner, width), (inner,), (width, inner), (width,), x.shape)
     names = {"expand": expand, "expand_bias": expand_bias, "project": project, "project_bias": project_bias}
     _require("feed_forward", x, shapes, **names, residual=residual)
-    if not half and few(x):
+    if operands == "full" and few(x):
         h = gelu(functional.linear(x, expand, expand_bias))
         return residual + functional.linear(h, project, project_bias)
-    return _feed_forward(x, expand, expand_bias, project, project_bias, residual, half)[0]
+    return _feed_forward(x, expand, expand_bias, project, project_bias, residual, operands)[0]
 
 
 def half_operand(x: Tensor) -> Tensor:
@@ -110,14 +111,18 @@ def _matrix(x: Tensor) -> Tensor:
 # autograd would store the upstream gradient itself, which others may have too, as the residual's.
 
 
-def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, half: bool) -> Tensor:
+def _forward(
+    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, operands: Operands
+) -> Tensor:
     residual = None if residual is None else _matrix(residual)
-    y: Tensor = dense_forward(_matrix(x), weight, bias, residual, half)
+    y: Tensor = dense_forward(_matrix(x), weight, bias, residual, operands)
     return in_shape(y, (*x.shape[:-1], weight.shape[0]))
 
 
-def _backward(gradient: Tensor, x: Tensor, weight: Tensor, needed: list[bool], half: bool) -> list[Tensor]:
-    found = dense_backward(_matrix(gradient), _matrix(x), weight, needed, half)
+def _backward(
+    gradient: Tensor, x: Tensor, weight: Tensor, needed: list[bool], operands: Operands
+) -> list[Tensor]:
+    found = dense_backward(_matrix(gradient), _matrix(x), weight, needed, operands)
     return _shaped(found, gradient, needed)
 
 
@@ -127,14 +132,14 @@ def _shaped(found: list[Tensor], gradient: Tensor, needed: list[bool]) -> list[T
 
 
 def _fake_backward(
-    gradient: Tensor, x: Tensor, weight: Tensor, needed: list[bool], half: bool
+    gradient: Tensor, x: Tensor, weight: Tensor, needed: list[bool], operands: Operands
 ) -> list[Tensor]:
     shapes = ((*gradient.shape[:-1], weight.shape[1]), weight.shape, weight.shape[:1])
     return [gradient.new_empty(shape) for shape, wanted in zip(shapes, needed, strict=True) if wanted]
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, weight, _, _, ctx.half = inputs
+    x, weight, _, _, ctx.operands = inputs
     ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)
 
 
@@ -142,14 +147,14 @@ def _differentiate(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
     x, weight = ctx.saved_tensors
     needed = list(ctx.needs_input_grad[:3])
     given = gradient if x is None else x
-    found = iter(_linear_backward(gradient, given, weight, needed, ctx.half) if any(needed) else ())
+    found = iter(_linear_backward(gradient, given, weight, needed, ctx.operands) if any(needed) else ())
     residual = gradient if ctx.needs_input_grad[3] else None
     return *(next(found) if wanted else None for wanted in needed), residual, None
 
 
 def _layers(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    *weights, residual, half = rest
-    y, z = layers_forward(_matrix(x), *weights, _matrix(residual), half)
+    *weights, residual, operands = rest
+    y, z = layers_forward(_matrix(x), *weights, _matrix(residual), operands)
     return in_shape(y, x.shape), z
 
 
@@ -163,14 +168,20 @@ def _fake_feed_forward(x: Tensor, expand: Tensor, *_: Any) -> tuple[Tensor, Tens
 
 
 def _fake_feed_forward_backward(
-    gradient: Tensor, x: Tensor, z: Tensor, expand: Tensor, project: Tensor, needed: list[bool], half: bool
+    gradient: Tensor,
+    x: Tensor,
+    z: Tensor,
+    expand: Tensor,
+    project: Tensor,
+    needed: list[bool],
+    operands: Operands,
 ) -> list[Tensor]:
     shapes = (x.shape, expand.shape, expand.shape[:1], project.shape, project.shape[:1])
     return [gradient.new_empty(shape) for shape, wanted in zip(shapes, needed, strict=True) if wanted]
 
 
 def _save_feed_forward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    x, expand, _, project, _, _, ctx.half = inputs
+    x, expand, _, project, _, _, ctx.operands = inputs
     ctx.mark_non_differentiable(output[1])
     ctx.save_for_backward(x, output[1], expand, project)
 
@@ -178,7 +189,7 @@ def _save_feed_forward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, 
 def _differentiate_feed_forward(ctx: Any, gradient: Tensor, _: Any) -> tuple[Any, ...]:
     needed = list(ctx.needs_input_grad[:5])
     saved = ctx.saved_tensors
-    found = iter(_feed_forward_backward(gradient, *saved, needed, ctx.half) if any(needed) else ())
+    found = iter(_feed_forward_backward(gradient, *saved, needed, ctx.operands) if any(needed) else ())
     residual = gradient if ctx.needs_input_grad[5] else None
     return *(next(found) if wanted else None for wanted in needed), residual, None
 
@@ -209,13 +220,13 @@ layers_backward = Operation(
 )
 
 _linear_backward = define(
-    "linear_backward(Tensor gradient, Tensor x, Tensor weight, bool[] needed, bool half) -> Tensor[]",
+    "linear_backward(Tensor gradient, Tensor x, Tensor weight, bool[] needed, str operands) -> Tensor[]",
     _backward,
     fake=_fake_backward,
     flops=_backward_flops,
 )
 _linear = define(
-    "linear(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, bool half) -> Tensor",
+    "linear(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, str operands) -> Tensor",
     _forward,
     fake=lambda x, weight, *_: x.new_empty(*x.shape[:-1], weight.shape[0]),
     backward=_differentiate,
@@ -224,14 +235,14 @@ _linear = define(
 )
 _feed_forward_backward = define(
     "feed_forward_backward(Tensor gradient, Tensor x, Tensor z, Tensor expand, Tensor project, bool[] needed,"
-    " bool half) -> Tensor[]",
+    " str operands) -> Tensor[]",
     _layers_backward,
     fake=_fake_feed_forward_backward,
     flops=_feed_forward_backward_flops,
 )
 _feed_forward = define(
     "feed_forward(Tensor x, Tensor expand, Tensor expand_bias, Tensor project, Tensor project_bias,"
-    " Tensor residual, bool half) -> (Tensor, Tensor)",
+    " Tensor residual, str operands) -> (Tensor, Tensor)",
     _layers,
     fake=_fake_feed_forward,
     backward=_differentiate_feed_forward,

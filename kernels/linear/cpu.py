@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kernels.linear.reference import has_matrix_units
 from kernels.native import Integer, Pointer, function, library, pointer
+from kernels.operands import Operands
 
 FEWEST_ROWS = 32  # on fewer, packing the weight costs more than the rest
 
@@ -19,17 +20,20 @@ _product = function("riftco_product", Pointer, Pointer, *[Integer] * 3)
 built = _product is not None and library().riftco_lanes() >= 8  # type: ignore[union-attr]
 
 _GELU, _GELU_GRADIENT = 1, 2
+_KINDS: dict[Operands, int] = {"full": 0, "half": 1, "int8": 2}
 
 
-def covers(*tensors: Tensor | None, half: bool = False) -> bool:
+def covers(*tensors: Tensor | None, operands: Operands = "full") -> bool:
     """Whether these are float32, on a CPU with this code, and the first has rows enough.
 
-    With `half` not where the CPU has matrix units.
+    In half precision not where the CPU has matrix units; as bytes any number of rows.
     """
     rows = tensors[0].shape[0] if tensors[0] is not None else 0
-    if not all(x is None or x.numel() for x in tensors) or (half and has_matrix_units(torch.device("cpu"))):
+    if not built or not all(x is None or (x.numel() and x.dtype == torch.float32) for x in tensors):
         return False
-    return built and rows >= FEWEST_ROWS and all(x is None or x.dtype == torch.float32 for x in tensors)
+    if operands == "half" and has_matrix_units(torch.device("cpu")):
+        return False
+    return rows >= FEWEST_ROWS or operands == "int8"
 
 
 def product(
@@ -44,12 +48,12 @@ def product(
     z: Tensor | None = None,
     other: Tensor | None = None,
     low: tuple[Tensor, Tensor] | None = None,
-    fixed: bool = False,
+    operands: Operands = "full",
 ) -> Tensor:
     """a b + bias + start + low[0] low[1], `[rows, columns]`, in `out` if that is given.
 
     bias `[columns]`; start may be `out`. sums: receives the sums of the rows of a. low: of few columns and
-    rows, both with contiguous rows. finish, z, other, fixed: as in native/product.h.
+    rows, both with contiguous rows. finish, z, other: as in native/product.h.
     """
     (rows, depth), columns = a.shape, b.shape[1]
     out = a.new_empty(rows, columns) if out is None else out
@@ -61,28 +65,30 @@ def product(
     sizes = (Integer * 12)(rows, columns, depth, *a.stride(), *b.stride(), step, out.stride(0), *rank)
     bias = None if bias is None else bias.contiguous()
     tensors = (Pointer * 10)(*map(pointer, (a, b, bias, start, out, sums, z, other, left, right)))
-    _product(sizes, tensors, finish, fixed, torch.get_num_threads())  # type: ignore[misc]
+    _product(sizes, tensors, finish, _KINDS[operands], torch.get_num_threads())  # type: ignore[misc]
     return out
 
 
-def forward(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, half: bool) -> Any:
+def forward(
+    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, operands: Operands
+) -> Any:
     """As `reference.forward`; NotImplemented for what `covers` does not."""
-    if not covers(x, weight, bias, residual, half=half):
+    if not covers(x, weight, bias, residual, operands=operands):
         return NotImplemented
-    return product(x, weight.t(), bias, start=residual, fixed=half)
+    return product(x, weight.t(), bias, start=residual, operands=operands)
 
 
-def backward(gradient: Tensor, x: Tensor, weight: Tensor, needed: list[bool], half: bool) -> Any:
+def backward(gradient: Tensor, x: Tensor, weight: Tensor, needed: list[bool], operands: Operands) -> Any:
     """As `reference.backward`."""
-    if not covers(gradient, x, weight, half=half):
+    if not covers(gradient, x, weight, operands=operands):
         return NotImplemented
     for_x, for_weight, for_bias = needed
     found = []
     sums = gradient.new_empty(gradient.shape[1]) if for_bias else None
     if for_x:
-        found.append(product(gradient, weight, fixed=half))
+        found.append(product(gradient, weight, operands=operands))
     if for_weight:
-        found.append(product(gradient.t(), x, sums=sums, fixed=half))
+        found.append(product(gradient.t(), x, sums=sums, operands=operands))
     elif sums is not None:
         torch.sum(gradient, 0, out=sums)
     return found if sums is None else [*found, sums]
@@ -95,24 +101,30 @@ def feed_forward(
     project: Tensor,
     project_bias: Tensor,
     residual: Tensor,
-    half: bool,
+    operands: Operands,
 ) -> Any:
     """As `reference.feed_forward`."""
-    if not covers(x, expand, expand_bias, project, project_bias, residual, half=half):
+    if not covers(x, expand, expand_bias, project, project_bias, residual, operands=operands):
         return NotImplemented
     activated = x.new_empty(x.shape[0], expand.shape[0])
-    z = product(x, expand.t(), expand_bias, finish=_GELU, other=activated, fixed=half)
-    return product(activated, project.t(), project_bias, start=residual, fixed=half), z
+    z = product(x, expand.t(), expand_bias, finish=_GELU, other=activated, operands=operands)
+    return product(activated, project.t(), project_bias, start=residual, operands=operands), z
 
 
 def feed_forward_backward(
-    gradient: Tensor, x: Tensor, z: Tensor, expand: Tensor, project: Tensor, needed: list[bool], half: bool
+    gradient: Tensor,
+    x: Tensor,
+    z: Tensor,
+    expand: Tensor,
+    project: Tensor,
+    needed: list[bool],
+    operands: Operands,
 ) -> Any:
     """As `reference.feed_forward_backward`."""
-    if not covers(gradient, x, z, expand, project, half=half):
+    if not covers(gradient, x, z, expand, project, operands=operands):
         return NotImplemented
     activated = z.new_empty(z.shape)
     z = z.contiguous()
-    dz = product(gradient, project, finish=_GELU_GRADIENT, z=z, other=activated, fixed=half)
-    inner = backward(dz, x, expand, needed[:3], half)
-    return inner + backward(gradient, activated, project, [False, *needed[3:]], half)
+    dz = product(gradient, project, finish=_GELU_GRADIENT, z=z, other=activated, operands=operands)
+    inner = backward(dz, x, expand, needed[:3], operands)
+    return inner + backward(gradient, activated, project, [False, *needed[3:]], operands)

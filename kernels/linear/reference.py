@@ -1,6 +1,6 @@
 """Linear layers and the feed-forward in torch: the definition, for every device and dtype.
 
-`half` multiplies in bfloat16 with sums in float32: operands are rounded to it, and results where units do so.
+"half" multiplies in bfloat16 with sums in float32: operands are rounded to it, and results where units do so.
 """
 
 import torch
@@ -9,29 +9,34 @@ from torch.nn import functional
 
 from kernels.gelu.reference import backward as gelu_backward
 from kernels.gelu.reference import forward as gelu_forward
+from kernels.operands import Operands, in_bytes
 
 _AVX512_BF16 = torch.cpu._is_avx512_bf16_supported()
 _AMX = torch.cpu._is_amx_tile_supported()
 
 
-def forward(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, half: bool) -> Tensor:
+def forward(
+    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, operands: Operands
+) -> Tensor:
     """x W^T + bias + residual, a new contiguous tensor; x `[n, in]`."""
-    if not half:
+    if operands == "full":
         y = functional.linear(x, weight, bias)
     else:
-        y = product(x, weight.t(), half)
+        y = product(x, weight.t(), operands)
         y = y if bias is None else y.add_(bias)
     return y if residual is None else y.add_(residual)
 
 
-def backward(gradient: Tensor, x: Tensor, weight: Tensor, needed: list[bool], half: bool) -> list[Tensor]:
+def backward(
+    gradient: Tensor, x: Tensor, weight: Tensor, needed: list[bool], operands: Operands
+) -> list[Tensor]:
     """The needed gradients of x, weight and bias."""
     for_x, for_weight, for_bias = needed
     gradients = []
     if for_x:
-        gradients.append(product(gradient, weight, half))
+        gradients.append(product(gradient, weight, operands))
     if for_weight:
-        gradients.append(product(gradient.t(), x, half))
+        gradients.append(product(gradient.t(), x, operands))
     if for_bias:
         gradients.append(gradient.sum(0))
     return gradients
@@ -44,29 +49,37 @@ def feed_forward(
     project: Tensor,
     project_bias: Tensor,
     residual: Tensor,
-    half: bool,
+    operands: Operands,
 ) -> tuple[Tensor, Tensor]:
     """residual + W2 gelu(z) + b2, and z = W1 x + b1."""
-    z = forward(x, expand, expand_bias, None, half)
-    return forward(gelu_forward(z, None), project, project_bias, residual, half), z
+    z = forward(x, expand, expand_bias, None, operands)
+    return forward(gelu_forward(z, None), project, project_bias, residual, operands), z
 
 
 def feed_forward_backward(
-    gradient: Tensor, x: Tensor, z: Tensor, expand: Tensor, project: Tensor, needed: list[bool], half: bool
+    gradient: Tensor,
+    x: Tensor,
+    z: Tensor,
+    expand: Tensor,
+    project: Tensor,
+    needed: list[bool],
+    operands: Operands,
 ) -> list[Tensor]:
     """The needed gradients of x, W1, b1, W2 and b2."""
     for_x, for_expand, for_expand_bias, for_project, for_project_bias = needed
-    dz = product(gradient, project, half)
+    dz = product(gradient, project, operands)
     dz, _ = gelu_backward(dz, z, None)
-    inner = backward(dz, x, expand, [for_x, for_expand, for_expand_bias], half)
+    inner = backward(dz, x, expand, [for_x, for_expand, for_expand_bias], operands)
     h = gelu_forward(z, None) if for_project else z
-    return inner + backward(gradient, h, project, [False, for_project, for_project_bias], half)
+    return inner + backward(gradient, h, project, [False, for_project, for_project_bias], operands)
 
 
-def product(a: Tensor, b: Tensor, half: bool) -> Tensor:
-    """a b; with `half` of bfloat16 operands, where CPUs with instructions for them round the result too."""
-    if not half:
+def product(a: Tensor, b: Tensor, operands: Operands) -> Tensor:
+    """a b; of bfloat16 operands, where CPUs with instructions for them round the result too, or of bytes."""
+    if operands == "full":
         return a @ b
+    if operands == "int8":
+        return in_bytes(a, 1) @ in_bytes(b, 0)
     if a.is_cuda:
         return torch.mm(a.bfloat16(), b.bfloat16(), out_dtype=torch.float32).to(a.dtype)
     if multiplies_bfloat16(a.device):

@@ -14,6 +14,7 @@ from kernels.dispatch import Operation
 from kernels.lora_linear import cpu, path, reference
 from kernels.nf4 import FLOATING, PackedNf4
 from kernels.nf4.packed import SCHEMA, Weight
+from kernels.operands import Operands
 from kernels.operators import define, in_shape
 
 __all__ = ["lora_linear"]
@@ -27,18 +28,18 @@ def lora_linear(
     lora_b: Tensor,
     scale: float,
     *,
-    half: bool = False,
+    operands: Operands = "full",
 ) -> Tensor:
     """x W^T + bias + scale (x A^T) B^T, differentiable in every tensor but a packed weight.
 
     x `[..., in]`, weight `[out, in]`, bias `[out]`, lora_a `[rank, in]`, lora_b `[out, rank]`: all of one
-    dtype (float32, bf16 or float64) on one device; a packed weight has no dtype. half: of the products with
-    the weight, as in `linear`.
+    dtype (float32, bf16 or float64) on one device; a packed weight has no dtype. operands: of the products
+    with the weight, as in `linear`.
     """
     _require(x, weight, bias, lora_a, lora_b)
     if isinstance(weight, PackedNf4):
-        return _packed_operator(x, *weight.fields(), bias, lora_a, lora_b, scale, half)[0]
-    return _dense_operator(x, weight, bias, lora_a, lora_b, scale, half)[0]
+        return _packed_operator(x, *weight.fields(), bias, lora_a, lora_b, scale, operands)[0]
+    return _dense_operator(x, weight, bias, lora_a, lora_b, scale, operands)[0]
 
 
 def _require(
@@ -87,17 +88,17 @@ def _dense(
     lora_a: Tensor,
     lora_b: Tensor,
     scale: float,
-    half: bool,
+    operands: Operands,
 ) -> tuple[Tensor, Tensor]:
     rows = _matrix(x)
-    base = partial(_product, rows, weight, bias, half)
+    base = partial(_product, rows, weight, bias, operands)
     return _shaped(x, *path.forward(rows, lora_a, lora_b, scale, base))
 
 
 def _packed(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    w, (bias, lora_a, lora_b, scale, half) = Weight(*rest[:8]), rest[8:]
+    w, (bias, lora_a, lora_b, scale, operands) = Weight(*rest[:8]), rest[8:]
     rows = _matrix(x)
-    base = partial(_packed_product, rows, w, bias, half)
+    base = partial(_packed_product, rows, w, bias, operands)
     return _shaped(x, *path.forward(rows, lora_a, lora_b, scale, base))
 
 
@@ -114,18 +115,18 @@ def _dense_backward(
     lora_b: Tensor,
     scale: float,
     needed: list[bool],
-    half: bool,
+    operands: Operands,
 ) -> list[Tensor]:
     rows = _matrix(upstream)
-    base = partial(_gradient, rows, weight, half)
+    base = partial(_gradient, rows, weight, operands)
     found = path.backward(rows, _matrix(x), hidden, lora_a, lora_b, scale, base, needed)
     return _shaped_gradients(x, found, needed)
 
 
 def _packed_backward(upstream: Tensor, x: Tensor, hidden: Tensor, *rest: Any) -> list[Tensor]:
-    w, (lora_a, lora_b, scale, needed, half) = Weight(*rest[:8]), rest[8:]
+    w, (lora_a, lora_b, scale, needed, operands) = Weight(*rest[:8]), rest[8:]
     rows = _matrix(upstream)
-    base = partial(_packed_gradient, rows, w, half)
+    base = partial(_packed_gradient, rows, w, operands)
     found = path.backward(rows, _matrix(x), hidden, lora_a, lora_b, scale, base, needed)
     return _shaped_gradients(x, found, needed)
 
@@ -152,7 +153,7 @@ def _fake_dense_backward(
     lora_b: Tensor,
     scale: float,
     needed: list[bool],
-    half: bool,
+    operands: Operands,
 ) -> list[Tensor]:
     shapes = (x.shape, weight.shape, weight.shape[:1], lora_a.shape, lora_b.shape)
     return _fake_backward(shapes, upstream, needed)
@@ -166,19 +167,19 @@ def _fake_packed_backward(upstream: Tensor, x: Tensor, hidden: Tensor, *rest: An
 
 
 def _save_dense(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    x, weight, _, lora_a, lora_b, ctx.scale, ctx.half = inputs
+    x, weight, _, lora_a, lora_b, ctx.scale, ctx.operands = inputs
     ctx.mark_non_differentiable(output[1])
     ctx.save_for_backward(x, output[1], weight, lora_a, lora_b)
 
 
 def _dense_gradients(ctx: Any, upstream: Tensor, _: Any) -> tuple[Tensor | None, ...]:
     needed = list(ctx.needs_input_grad[:5])
-    found = iter(_dense_backward_operator(upstream, *ctx.saved_tensors, ctx.scale, needed, ctx.half))
+    found = iter(_dense_backward_operator(upstream, *ctx.saved_tensors, ctx.scale, needed, ctx.operands))
     return *(next(found) if wanted else None for wanted in needed), None, None
 
 
 def _save_packed(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    x, codes, scales, group_scales, *ctx.numbers, _, lora_a, lora_b, ctx.scale, ctx.half = inputs
+    x, codes, scales, group_scales, *ctx.numbers, _, lora_a, lora_b, ctx.scale, ctx.operands = inputs
     ctx.mark_non_differentiable(output[1])
     ctx.save_for_backward(x, output[1], codes, scales, group_scales, lora_a, lora_b)
 
@@ -188,7 +189,7 @@ def _packed_gradients(ctx: Any, upstream: Tensor, __: Any) -> tuple[Tensor | Non
     for_bias, for_a, for_b = ctx.needs_input_grad[9:12]
     needed = [ctx.needs_input_grad[0], False, for_bias, for_a, for_b]
     weight = (codes, scales, group_scales, *ctx.numbers)
-    adapter = (lora_a, lora_b, ctx.scale, needed, ctx.half)
+    adapter = (lora_a, lora_b, ctx.scale, needed, ctx.operands)
     found = iter(_packed_backward_operator(upstream, x, hidden, *weight, *adapter))
     of_x, _, *others = (next(found) if wanted else None for wanted in needed)
     return of_x, *[None] * 8, *others, None, None
@@ -204,8 +205,8 @@ def _backward_flops(x: Any, rows: int, rank: int, needed: list[bool]) -> int:
     return 2 * (base * (for_x + for_weight) + a * (for_x + for_a) + b * ((for_x or for_a) + for_b))
 
 
-_ADAPTER = "Tensor? bias, Tensor lora_a, Tensor lora_b, float scale, bool half"
-_SAVED = "Tensor lora_a, Tensor lora_b, float scale, bool[] needed, bool half"
+_ADAPTER = "Tensor? bias, Tensor lora_a, Tensor lora_b, float scale, str operands"
+_SAVED = "Tensor lora_a, Tensor lora_b, float scale, bool[] needed, str operands"
 
 _dense_operator = define(
     f"lora_linear(Tensor x, Tensor weight, {_ADAPTER}) -> (Tensor, Tensor)",

@@ -13,6 +13,7 @@ from kernels.native import Float, Integer, Pointer, function, library
 from kernels.nf4 import panels
 from kernels.nf4.cpu import decode, multiplied
 from kernels.nf4.packed import Weight
+from kernels.operands import Operands
 
 # Where our own narrow products were the faster ones; elsewhere torch's run.
 _RANKS = (8, 16)
@@ -57,30 +58,36 @@ def _covers(x: Tensor, other: Tensor, rank: int) -> bool:
 
 
 def forward(
-    x: Tensor, weight: Tensor, bias: Tensor | None, half: bool, left: Tensor, right: Tensor, scale: float
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    operands: Operands,
+    left: Tensor,
+    right: Tensor,
+    scale: float,
 ) -> Any:
     """As `reference.add_to_product`, for what `covers` covers."""
-    if not covers(x, weight, bias, left, half=half):
+    if not covers(x, weight, bias, left, operands=operands):
         return NotImplemented
-    return product(x, weight.t(), bias, low=(left, (right * scale).contiguous()), fixed=half)
+    return product(x, weight.t(), bias, low=(left, (right * scale).contiguous()), operands=operands)
 
 
-def backward(upstream: Tensor, weight: Tensor, half: bool, left: Tensor, right: Tensor) -> Any:
+def backward(upstream: Tensor, weight: Tensor, operands: Operands, left: Tensor, right: Tensor) -> Any:
     """As `reference.add_to_gradient`."""
-    if not covers(upstream, weight, left, half=half):
+    if not covers(upstream, weight, left, operands=operands):
         return NotImplemented
-    return product(upstream, weight, low=(left, right.contiguous()), fixed=half)
+    return product(upstream, weight, low=(left, right.contiguous()), operands=operands)
 
 
 def packed_forward(
-    x: Tensor, w: Weight, bias: Tensor | None, half: bool, left: Tensor, right: Tensor, scale: float
+    x: Tensor, w: Weight, bias: Tensor | None, operands: Operands, left: Tensor, right: Tensor, scale: float
 ) -> Any:
     """As `reference.add_to_packed_product`."""
-    multiply = multiplied(x, half, bias, (left, (right * scale).contiguous()))
+    multiply = multiplied(x, operands, bias, (left, (right * scale).contiguous()))
     return NotImplemented if multiply is None else panels.forward(x, w, None, decode, multiply)
 
 
-def packed_backward(upstream: Tensor, w: Weight, half: bool, left: Tensor, right: Tensor) -> Any:
+def packed_backward(upstream: Tensor, w: Weight, operands: Operands, left: Tensor, right: Tensor) -> Any:
     """As `reference.add_to_packed_gradient`."""
-    multiply = multiplied(upstream, half, None, (left, right.contiguous()))
+    multiply = multiplied(upstream, operands, None, (left, right.contiguous()))
     return NotImplemented if multiply is None else panels.backward(upstream, w, decode, multiply)

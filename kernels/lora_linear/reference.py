@@ -8,6 +8,7 @@ from torch import Tensor
 from kernels.linear import dense_backward, dense_forward
 from kernels.nf4 import linear_backward, linear_forward
 from kernels.nf4.packed import Weight
+from kernels.operands import Operands
 
 
 def narrow_product(x: Tensor, factors: Tensor, scale: float) -> Tensor:
@@ -21,28 +22,38 @@ def narrow_gradient(left: Tensor, x: Tensor, scale: float) -> Tensor:
 
 
 def add_to_product(
-    x: Tensor, weight: Tensor, bias: Tensor | None, half: bool, left: Tensor, right: Tensor, scale: float
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    operands: Operands,
+    left: Tensor,
+    right: Tensor,
+    scale: float,
 ) -> Tensor:
     """x W^T + bias + scale left right."""
-    y: Tensor = dense_forward(x, weight, bias, None, half)
+    y: Tensor = dense_forward(x, weight, bias, None, operands)
     return y.addmm_(left, right, alpha=scale)
 
 
-def add_to_gradient(upstream: Tensor, weight: Tensor, half: bool, left: Tensor, right: Tensor) -> Tensor:
+def add_to_gradient(
+    upstream: Tensor, weight: Tensor, operands: Operands, left: Tensor, right: Tensor
+) -> Tensor:
     """upstream W + left right."""
-    found: list[Tensor] = dense_backward(upstream, upstream, weight, [True, False, False], half)
+    found: list[Tensor] = dense_backward(upstream, upstream, weight, [True, False, False], operands)
     return found[0].addmm_(left, right)
 
 
 def add_to_packed_product(
-    x: Tensor, w: Weight, bias: Tensor | None, half: bool, left: Tensor, right: Tensor, scale: float
+    x: Tensor, w: Weight, bias: Tensor | None, operands: Operands, left: Tensor, right: Tensor, scale: float
 ) -> Tensor:
     """As `add_to_product`, W in 4 bits."""
-    y: Tensor = linear_forward(x, w, bias, half)
+    y: Tensor = linear_forward(x, w, bias, operands)
     return y.addmm_(left, right, alpha=scale)
 
 
-def add_to_packed_gradient(upstream: Tensor, w: Weight, half: bool, left: Tensor, right: Tensor) -> Tensor:
+def add_to_packed_gradient(
+    upstream: Tensor, w: Weight, operands: Operands, left: Tensor, right: Tensor
+) -> Tensor:
     """As `add_to_gradient`, W in 4 bits."""
-    found: Tensor = linear_backward(upstream, w, half)
+    found: Tensor = linear_backward(upstream, w, operands)
     return found.addmm_(left, right)

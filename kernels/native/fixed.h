@@ -9,7 +9,7 @@
 
 constexpr int64_t RUN = 64;                                  // numbers, at most, that share a scale
 constexpr int WEIGHT_ONE = 8192;                             // the largest right factor of a run
-constexpr int BYTE_ONE = 127;                                // the same where both factors have 8 bits
+constexpr int BYTE_ONE = 127;                                // the largest of both factors where they have 8 bits
 constexpr float MOST_WHOLE = 32766;                          // of 16 bits
 constexpr float MOST_TOTAL = 2147483647 / WEIGHT_ONE - RUN;  // of a run's magnitudes, which rounding makes larger
 

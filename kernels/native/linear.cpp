@@ -4,8 +4,10 @@
 
 // c = a b + bias + start + left right: see `Product`. `sizes`: rows, columns, depth, the strides of a and b (row, column
 // each), of start, c, left and right (row), rank. `tensors`: a, b, bias, start, c, sums, z, other, left, right; null
-// where there is none. `finish`: 0 nothing, 1 GELU, 2 its gradient. `fixed`: in fixed point.
-EXPORT int riftco_product(const int64_t *sizes, void *const *tensors, int64_t finish, int64_t fixed, int64_t threads) {
+// where there is none. `finish`: 0 nothing, 1 GELU, 2 its gradient. `operands`: 0 floats, 1 fixed
+// point of 16 bits, 2 of 8.
+EXPORT int riftco_product(const int64_t *sizes, void *const *tensors, int64_t finish, int64_t operands,
+                          int64_t threads) {
     auto in = [&](int i) { return static_cast<float *>(tensors[i]); };
     Product product{
         .rows = sizes[0],
@@ -20,7 +22,7 @@ EXPORT int riftco_product(const int64_t *sizes, void *const *tensors, int64_t fi
         .finish = Finish(finish),
         .z = in(6),
         .other = in(7),
-        .fixed = bool(fixed),
+        .operands = Operands(operands),
     };
     multiply(product, int(threads));
     return 0;

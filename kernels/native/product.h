@@ -17,6 +17,9 @@ enum class Finish {
     GELU_GRADIENT,  // c = c gelu'(z) and other = gelu(z)
 };
 
+// What both factors become first.
+enum class Operands { FLOATS, HALVES, BYTES };
+
 struct Product {
     int64_t rows, columns, depth;
     Strided a, b;  // [rows, depth] and [depth, columns]
@@ -27,7 +30,7 @@ struct Product {
     Finish finish;
     const float *z;  // [rows, columns] like `other`, contiguous
     float *other;
-    bool fixed;  // multiplies in fixed point
+    Operands operands;
 };
 
 // A tile of which only a corner is there.
@@ -138,7 +141,9 @@ static inline void multiply(const Product &p, int threads) {
     int64_t side = tall ? p.rows : p.columns, unit = tall ? TILE_ROWS : TILE_COLUMNS;
     parallel_for((side + unit - 1) / unit, 1, threads, [&](int64_t begin, int64_t end) {
         int64_t from = begin * unit, to = std::min(side, end * unit);
-        auto part = p.fixed ? product_part<FixedPanels> : product_part<FloatPanels>;
+        auto part = p.operands == Operands::BYTES    ? product_part<FixedPanels<Bytes>>
+                    : p.operands == Operands::HALVES ? product_part<FixedPanels<Halves>>
+                                                     : product_part<FloatPanels>;
         if (tall)
             part(p, from, to, 0, p.columns);
         else

@@ -146,12 +146,44 @@ INLINE void read_square(const float *from, int64_t outer, int64_t inner, int64_t
     for (int64_t i = 0; i < LANES; i++) square[i] = load(copy[i]);
 }
 
+// How factors are kept in fixed point, COUNT of them in a word: as numbers of 16 bits, or of 8, which lie in 16 where
+// the machine does not multiply them as bytes. Products are the same either way.
+template <int COUNT, bool BYTES>
+struct Words {
+    static constexpr int PER_WORD = COUNT;
+    static constexpr bool QUADS = COUNT == 4;
+    static_assert(COUNT == 2 || (QUADS && BYTES));
+
+    template <bool LEFT>
+    MEMBER static vf scale(vf most, vf total) {
+        return BYTES ? most / float(BYTE_ONE) : scale_of<LEFT>(most, total);
+    }
+
+    // One word for each lane. Left bytes are 128 larger and have no sign, as `add_quad_products` wants them.
+    template <bool LEFT>
+    MEMBER static vi of(const vi (&whole)[COUNT]) {
+        if constexpr (QUADS) {
+            vi word = (whole[0] & 0xFF) | (whole[1] & 0xFF) << 8 | (whole[2] & 0xFF) << 16 | whole[3] << 24;
+            return LEFT ? word ^ int(0x80808080) : word;
+        }
+        return (whole[0] & 0xFFFF) | whole[1] << 16;
+    }
+
+    MEMBER static vi add_products(vi left, vi right, vi sums) {
+        return QUADS ? add_quad_products(left, right, sums) : add_pair_products(left, right, sums);
+    }
+};
+
+using Halves = Words<2, false>;
+using Bytes = Words<QUADS ? 4 : 2, true>;
+
 // A run of several lines on its way into panels of SIZE lines.
-template <bool LEFT, int SIZE>
+template <class Words, bool LEFT, int SIZE>
 struct Strip {
     static constexpr int64_t WIDTH = 48 % SIZE ? 2 * SIZE : 48;  // lines: whole panels and lines of the cache
     static_assert(WIDTH % LINE == 0 && WIDTH % SIZE == 0);
     alignas(64) float numbers[RUN][WIDTH], scales[WIDTH];
+    alignas(64) int32_t starts[WIDTH];  // what sums of right factors begin with
 
     // Numbers [0, length) of `count` lines side by side, and the lines' scales. Lines that fill a panel are zeros.
     MEMBER void read(const float *from, int64_t outer, int64_t inner, int64_t count, int64_t length) {
@@ -179,55 +211,67 @@ struct Strip {
                         transpose(square);
                         for (int64_t i = 0; i < LANES; i++) add(k + i, v, square[i]);
                     }
-            for (int v = 0; v < AT_ONCE; v++) store(scales + first + v * LANES, scale_of<LEFT>(most[v], total[v]));
+            for (int v = 0; v < AT_ONCE; v++) store(scales + first + v * LANES, Words::template scale<LEFT>(most[v], total[v]));
         }
     }
 
-    // Whole numbers in place of the numbers, two neighbours in a word.
+    // Whole numbers in place of the numbers, neighbours in a word.
     MEMBER void fix(int64_t count, int64_t length) {
-        if (length % 2) std::fill(numbers[length], numbers[length] + WIDTH, 0.0f);
+        constexpr int PER_WORD = Words::PER_WORD;
+        for (int64_t k = length; k < round_up(length, PER_WORD); k++) std::fill(numbers[k], numbers[k] + WIDTH, 0.0f);
         for (int64_t i = 0; i < round_up(count, SIZE); i += LANES) {
             vf factor = 1 / load(scales + i);
-            for (int64_t k = 0; k < length; k += 2) {
-                vi even = whole_bits(load(numbers[k] + i), factor), odd = whole_bits(load(numbers[k + 1] + i), factor);
-                store(numbers[k / 2] + i, bits<vf>((even & 0xFFFF) | odd << 16));
+            vi start = {};
+            for (int64_t k = 0; k < length; k += PER_WORD) {
+                vi whole[PER_WORD];
+                for (int j = 0; j < PER_WORD; j++) whole[j] = whole_bits(load(numbers[k + j] + i), factor);
+                vi word = Words::template of<LEFT>(whole);
+                if constexpr (Words::QUADS && !LEFT) start -= add_quad_products(vi{} + int(0x80808080), word, vi{});
+                store(numbers[k / PER_WORD] + i, bits<vf>(word));
             }
+            store(starts + i, start);
         }
     }
 
-    // to[panel][word][i] and to_scales[panel][i]; panels are `panel` words and `panel_scales` scales apart.
-    MEMBER void cut(int64_t count, int64_t length, int32_t *to, int64_t panel, float *to_scales,
+    // to[panel][word][i], to_scales[panel][i] and, but for left factors, to_starts likewise; panels are `panel` words
+    // and `panel_scales` scales apart.
+    MEMBER void cut(int64_t count, int64_t length, int32_t *to, int64_t panel, float *to_scales, int32_t *to_starts,
                     int64_t panel_scales) const {
         for (int64_t i = 0; i < count; i += SIZE, to += panel, to_scales += panel_scales) {
             std::memcpy(to_scales, scales + i, SIZE * sizeof(float));
-            for (int64_t k = 0; k < (length + 1) / 2; k++)
+            if (to_starts) std::memcpy(to_starts + i / SIZE * panel_scales, starts + i, SIZE * sizeof(int32_t));
+            for (int64_t k = 0; k * Words::PER_WORD < length; k++)
                 std::memcpy(to + k * SIZE, numbers[k] + i, SIZE * sizeof(float));
         }
     }
 };
 
-// A block of both operands in fixed point, two numbers in a word.
+// A block of both operands in fixed point.
+template <class Words>
 struct FixedPanels {
-    static constexpr int64_t STEP = RUN, MOST = 2 * DEPTH, MOST_RUNS = MOST / RUN;
+    static constexpr int64_t PER_WORD = Words::PER_WORD;
+    static constexpr int64_t STEP = RUN, MOST = PER_WORD * DEPTH, MOST_RUNS = MOST / RUN;
     int32_t *a = aligned<int32_t>(DEPTH * TALL), *b = aligned<int32_t>(DEPTH * WIDE);
     float *a_scales = aligned<float>(MOST_RUNS * TALL), *b_scales = aligned<float>(MOST_RUNS * WIDE);
+    int32_t *starts = aligned<int32_t>(MOST_RUNS * WIDE);  // of sums, for each run and column
     int64_t depth;
 
-    ~FixedPanels() { std::free(a), std::free(b), std::free(a_scales), std::free(b_scales); }
+    ~FixedPanels() { std::free(a), std::free(b), std::free(a_scales), std::free(b_scales), std::free(starts); }
 
-    int64_t words() const { return (depth + 1) / 2; }
+    int64_t words() const { return (depth + PER_WORD - 1) / PER_WORD; }
     int64_t runs() const { return (depth + RUN - 1) / RUN; }
 
     template <bool LEFT, int SIZE>
     void pack(int32_t *to, float *scales, const float *from, int64_t outer, int64_t inner, int64_t count) {
-        Strip<LEFT, SIZE> strip;
+        Strip<Words, LEFT, SIZE> strip;
         for (int64_t i = 0; i < count; i += strip.WIDTH)
             for (int64_t run = 0; run < runs(); run++) {
                 int64_t length = std::min(RUN, depth - run * RUN), lines = std::min(strip.WIDTH, count - i);
                 strip.read(from + i * outer + run * RUN * inner, outer, inner, lines, length);
                 strip.fix(lines, length);
-                strip.cut(lines, length, to + i * words() + run * (RUN / 2) * SIZE, words() * SIZE,
-                          scales + i * runs() + run * SIZE, runs() * SIZE);
+                int64_t at = i * runs() + run * SIZE;
+                strip.cut(lines, length, to + i * words() + run * (RUN / PER_WORD) * SIZE, words() * SIZE, scales + at,
+                          LEFT ? nullptr : starts + at, runs() * SIZE);
             }
     }
 
@@ -241,19 +285,22 @@ struct FixedPanels {
     MEMBER void multiply(int64_t i, int64_t j, Addend more, float *c, int64_t c_row) const {
         const int32_t *left = a + i * words(), *right = b + j * words(), *end = left + words() * TILE_ROWS;
         const float *left_scales = a_scales + i * runs(), *right_scales = b_scales + j * runs();
+        const int32_t *start = starts + j * runs();
         vf totals[TILE_ROWS][2] = {};
         for (int r = 0; r < TILE_ROWS; r++) __builtin_prefetch(c + r * c_row, 1);
-        for (; left < end; left_scales += TILE_ROWS, right_scales += TILE_COLUMNS) {
-            vi sums[TILE_ROWS][2] = {};
-            const int32_t *until = std::min(end, left + RUN / 2 * TILE_ROWS);
+        for (; left < end; left_scales += TILE_ROWS, right_scales += TILE_COLUMNS, start += TILE_COLUMNS) {
+            vi sums[TILE_ROWS][2];
+            for (int r = 0; r < TILE_ROWS; r++)
+                for (int v = 0; v < 2; v++) sums[r][v] = Words::QUADS ? load(start + v * LANES) : vi{};
+            const int32_t *until = std::min(end, left + RUN / PER_WORD * TILE_ROWS);
 #pragma GCC unroll 4
             for (; left < until; left += TILE_ROWS, right += TILE_COLUMNS) {
                 vi first = load(right), second = load(right + LANES);
 #pragma GCC unroll 6
                 for (int r = 0; r < TILE_ROWS; r++) {
                     vi factor = vi{} + left[r];
-                    sums[r][0] = add_pair_products(factor, first, sums[r][0]);
-                    sums[r][1] = add_pair_products(factor, second, sums[r][1]);
+                    sums[r][0] = Words::add_products(factor, first, sums[r][0]);
+                    sums[r][1] = Words::add_products(factor, second, sums[r][1]);
                 }
             }
             for (int v = 0; v < 2; v++) {

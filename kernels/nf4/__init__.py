@@ -14,6 +14,7 @@ from torch import Tensor
 from kernels.dispatch import Operation
 from kernels.nf4 import cpu, panels, reference
 from kernels.nf4.packed import BLOCK_SIZES, CODE_VALUES, SCHEMA, PackedNf4, Weight, require_block_size
+from kernels.operands import Operands
 from kernels.operators import define
 
 __all__ = ["BLOCK_SIZES", "CODE_VALUES", "PackedNf4", "dequantize_nf4", "nf4_linear", "quantize_nf4"]
@@ -52,14 +53,16 @@ def dequantize_nf4(packed: PackedNf4) -> Tensor:
     return _dequantize_operator(*packed.fields())
 
 
-def nf4_linear(x: Tensor, packed: PackedNf4, bias: Tensor | None = None, *, half: bool = False) -> Tensor:
+def nf4_linear(
+    x: Tensor, packed: PackedNf4, bias: Tensor | None = None, *, operands: Operands = "full"
+) -> Tensor:
     """x W^T + bias: x `[..., columns]`, W the packed weight `[rows, columns]`, bias `[rows]`, in x's dtype.
 
-    x and bias are differentiable; the weight has no gradient. x is float32, bf16 or float64. With `half` a
-    CPU may multiply float32 in fixed point, as `linear` does.
+    x and bias are differentiable; the weight has no gradient. x is float32, bf16 or float64. A CPU may
+    multiply float32 as `operands` says, as `linear` does.
     """
     require_input(x, packed, bias)
-    return _linear_operator(x, *packed.fields(), bias, half)
+    return _linear_operator(x, *packed.fields(), bias, operands)
 
 
 def require_input(x: Tensor, packed: PackedNf4, bias: Tensor | None) -> None:
@@ -100,13 +103,13 @@ _dequantize = Operation(
 )
 linear_forward = Operation(
     "nf4_linear",
-    torch=lambda x, w, bias, half: panels.forward(x, w, bias, reference.decode),
+    torch=lambda x, w, bias, _: panels.forward(x, w, bias, reference.decode),
     native=cpu.forward,
     triton=_triton("forward"),
 )
 linear_backward = Operation(
     "nf4_linear_backward",
-    torch=lambda upstream, w, half: panels.backward(upstream, w, reference.decode),
+    torch=lambda upstream, w, _: panels.backward(upstream, w, reference.decode),
     native=cpu.backward,
     triton=_triton("backward"),
 )
@@ -123,16 +126,16 @@ def _fake_dequantize(codes: Tensor, *rest: Any) -> Tensor:
 
 
 def _linear(x: Tensor, *rest: Any) -> Tensor:
-    *fields, bias, half = rest
+    *fields, bias, operands = rest
     w = Weight(*fields)
-    y = linear_forward(_matrix(x), w, bias, half)
+    y = linear_forward(_matrix(x), w, bias, operands)
     return y if x.ndim == 2 else y.view(*x.shape[:-1], w.rows)
 
 
 def _linear_backward(upstream: Tensor, *rest: Any) -> Tensor:
-    *fields, half = rest
+    *fields, operands = rest
     w = Weight(*fields)
-    return linear_backward(_matrix(upstream), w, half).view(*upstream.shape[:-1], w.columns)
+    return linear_backward(_matrix(upstream), w, operands).view(*upstream.shape[:-1], w.columns)
 
 
 def _matrix(x: Tensor) -> Tensor:
@@ -140,13 +143,13 @@ def _matrix(x: Tensor) -> Tensor:
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    _, codes, scales, group_scales, *ctx.numbers, _, ctx.half = inputs
+    _, codes, scales, group_scales, *ctx.numbers, _, ctx.operands = inputs
     ctx.save_for_backward(codes, scales, group_scales)
 
 
 def _gradients(ctx: Any, upstream: Tensor) -> tuple[Any, ...]:
     needs_x, needs_bias = ctx.needs_input_grad[0], ctx.needs_input_grad[-2]
-    x = _backward_operator(upstream, *ctx.saved_tensors, *ctx.numbers, ctx.half) if needs_x else None
+    x = _backward_operator(upstream, *ctx.saved_tensors, *ctx.numbers, ctx.operands) if needs_x else None
     bias = upstream.sum_to_size(upstream.shape[-1]) if needs_bias else None
     return x, *[None] * 8, bias, None
 
@@ -160,7 +163,7 @@ _dequantize_operator = define(
     fake=_fake_dequantize,
 )
 _linear_operator = define(
-    f"nf4_linear(Tensor x, {SCHEMA}, Tensor? bias, bool half) -> Tensor",
+    f"nf4_linear(Tensor x, {SCHEMA}, Tensor? bias, str operands) -> Tensor",
     _linear,
     fake=lambda x, *rest: x.new_empty(*x.shape[:-1], rest[4]),
     backward=_gradients,
@@ -168,7 +171,7 @@ _linear_operator = define(
     flops=lambda x, *rest, **_: 2 * math.prod(x) * rest[4],
 )
 _backward_operator = define(
-    f"nf4_linear_backward(Tensor upstream, {SCHEMA}, bool half) -> Tensor",
+    f"nf4_linear_backward(Tensor upstream, {SCHEMA}, str operands) -> Tensor",
     _linear_backward,
     fake=lambda upstream, *rest: upstream.new_empty(*upstream.shape[:-1], rest[5]),
     flops=lambda upstream, *rest, **_: 2 * math.prod(upstream) * rest[5],

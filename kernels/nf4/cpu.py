@@ -10,6 +10,7 @@ from kernels.linear import cpu as linear
 from kernels.native import Integer, Pointer, function, pointer
 from kernels.nf4 import panels
 from kernels.nf4.packed import Weight
+from kernels.operands import Operands
 
 FEW_ROWS = 12  # decoded in registers, 4 at a time; with more, decoding for the BLAS pays
 
@@ -63,13 +64,13 @@ def decode(w: Weight, first_row: int, first_column: int, out: Tensor) -> None:
     _decode(ctypes.byref(_structure(w)), *area, pointer(out), torch.get_num_threads())
 
 
-def forward(x: Tensor, w: Weight, bias: Tensor | None, half: bool) -> Any:
+def forward(x: Tensor, w: Weight, bias: Tensor | None, operands: Operands) -> Any:
     """As `panels.forward`, for float32 and bf16."""
     if _product is None or not _covers(x):
         return NotImplemented
     count = x.shape[0]
     if count > FEW_ROWS:
-        return panels.forward(x, w, bias, decode, multiplied(x, half, bias))
+        return panels.forward(x, w, bias, decode, multiplied(x, operands, bias))
     x, bias = x.contiguous(), None if bias is None else bias.contiguous()
     y = x.new_empty(count, w.rows)
     arrays = (pointer(x), pointer(bias), pointer(y))
@@ -78,24 +79,24 @@ def forward(x: Tensor, w: Weight, bias: Tensor | None, half: bool) -> Any:
     return y
 
 
-def backward(upstream: Tensor, w: Weight, half: bool) -> Any:
+def backward(upstream: Tensor, w: Weight, operands: Operands) -> Any:
     """As `panels.backward`, for float32 and bf16."""
     if _decode is None or not _covers(upstream):
         return NotImplemented
-    return panels.backward(upstream, w, decode, multiplied(upstream, half))
+    return panels.backward(upstream, w, decode, multiplied(upstream, operands))
 
 
 def multiplied(
-    x: Tensor, half: bool, bias: Tensor | None = None, low: tuple[Tensor, Tensor] | None = None
+    x: Tensor, operands: Operands, bias: Tensor | None = None, low: tuple[Tensor, Tensor] | None = None
 ) -> panels.Multiply | None:
     """Panels by our own products where those run; `low` as there."""
-    if not linear.covers(x, bias, *(low or ()), half=half):
+    if not linear.covers(x, bias, *(low or ()), operands=operands):
         return None
 
     def multiply(out: Tensor, x: Tensor, panel: Tensor, part: slice) -> None:
         shift = None if bias is None else bias[part]
         update = low and (low[0], low[1][:, part])
-        linear.product(x, panel, shift, out=out, low=update, fixed=half)
+        linear.product(x, panel, shift, out=out, low=update, operands=operands)
 
     return multiply
 

@@ -159,7 +159,7 @@ def decode(w: Weight, first_row: int, first_column: int, out: Tensor) -> None:
     )  # fmt: skip
 
 
-def forward(x: Tensor, w: Weight, bias: Tensor | None, half: bool) -> Any:
+def forward(x: Tensor, w: Weight, bias: Tensor | None, _: str) -> Any:
     """As `panels.forward`, for float32 and bf16."""
     if x.dtype not in (torch.float32, torch.bfloat16):
         return NotImplemented
@@ -175,7 +175,7 @@ def forward(x: Tensor, w: Weight, bias: Tensor | None, half: bool) -> Any:
     return y
 
 
-def backward(upstream: Tensor, w: Weight, half: bool) -> Any:
+def backward(upstream: Tensor, w: Weight, _: str) -> Any:
     """As `panels.backward`, for float32 and bf16."""
     narrow = upstream.dtype in (torch.float32, torch.bfloat16)
     return panels.backward(upstream, w, decode) if narrow else NotImplemented

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from kernels import PackedNf4, feed_forward, gelu, half_operand, linear, lora_linear, nf4_linear
+from kernels import Operands, PackedNf4, feed_forward, gelu, half_operand, linear, lora_linear, nf4_linear
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """q, k, v `[B, H, T, d]` to the context `[B, H, T, d]`."""
@@ -60,8 +60,8 @@ class LayerNorm(nn.Module):
 class Linear(nn.Module):
     """x W^T + b, plus scale * ((x A^T) B^T) once an adapter is attached; W is `[out, in]`.
 
-    W is `weight`, uninitialised, or `packed` in 4 bits: the other of the two is None. With `half_products`
-    operands of products are rounded to bfloat16, or on CPUs without matrix units to what loses less.
+    W is `weight`, uninitialised, or `packed` in 4 bits: the other of the two is None. `operands` says
+    what factors of products are rounded to, as in `kernels.linear`.
     """
 
     def __init__(self, fan_in: int, fan_out: int) -> None:
@@ -73,13 +73,13 @@ class Linear(nn.Module):
         self.lora_a: Weight | None = None
         self.lora_b: Weight | None = None
         self.lora_scale = 0.0
-        self.half_products = False
+        self.operands: Operands = "full"
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """The layer's result, added to the residual if there is one."""
         if self.plain:
             assert self.weight is not None
-            return linear(x, self.weight, self.bias, residual=residual, half=self.half_products)
+            return linear(x, self.weight, self.bias, residual=residual, operands=self.operands)
         y = self._adapted(x)
         return y if residual is None else residual + y
 
@@ -90,17 +90,17 @@ class Linear(nn.Module):
 
     def _adapted(self, x: Tensor) -> Tensor:
         weight, lora_a, lora_b = self.packed or self.weight, self.lora_a, self.lora_b
-        half = self.half_products
+        operands = self.operands
         assert weight is not None
-        operand = half_operand if half else lambda given: given
+        operand = half_operand if operands == "half" else lambda given: given
         given = operand(x)
         bias = self.bias.to(given.dtype)  # rounded only where bfloat16 is what is multiplied
         if lora_a is None or lora_b is None:
             assert isinstance(weight, PackedNf4)
-            return nf4_linear(given, weight, bias, half=half).to(x.dtype)
+            return nf4_linear(given, weight, bias, operands=operands).to(x.dtype)
         base = weight if isinstance(weight, PackedNf4) else operand(weight)
         low_rank = operand(lora_a.weight), operand(lora_b.weight)
-        return lora_linear(given, base, bias, *low_rank, self.lora_scale, half=half).to(x.dtype)
+        return lora_linear(given, base, bias, *low_rank, self.lora_scale, operands=operands).to(x.dtype)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Where the bias goes, the packed weight goes."""
@@ -145,7 +145,7 @@ class FeedForward(nn.Module):
         assert expand.weight is not None
         assert project.weight is not None
         weights = (expand.weight, expand.bias, project.weight, project.bias)
-        return feed_forward(x, *weights, residual, half=expand.half_products)
+        return feed_forward(x, *weights, residual, operands=expand.operands)
 
 
 class Block(nn.Module):

@@ -32,8 +32,9 @@ def next_token_loss(
     if head.weight is None or head.lora_a is not None:
         loss = _loss_by_chunks(head, hidden.flatten(0, -2), targets.flatten(), mask)
     else:
-        half = head.half_products
-        loss = linear_cross_entropy(hidden, head.weight, head.bias, targets, mask=mask, half=half)
+        loss = linear_cross_entropy(
+            hidden, head.weight, head.bias, targets, mask=mask, operands=head.operands
+        )
     return model.activity.watched(loss)
 
 

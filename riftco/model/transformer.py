@@ -13,13 +13,14 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from artifacts import ModelConfig
-from kernels import flash_attention, materialized_attention
+from kernels import Operands, flash_attention, materialized_attention
 from riftco.config import ActivationCheckpointing, AttentionKind
 from riftco.model.initialization import UniformStream, embedding_bound, xavier_bound
 from riftco.model.layers import Attend, Block, Embedding, KvCache, LayerNorm, Linear
 from riftco.model.live_model import LiveModel
 
-Precision = Literal["fp32", "bf16"]
+Precision = Literal["fp32", "bf16", "int8"]
+_OPERANDS: dict[Precision, Operands] = {"fp32": "full", "bf16": "half", "int8": "int8"}
 _ATTEND = {"materialized": materialized_attention, "flash": flash_attention}
 
 
@@ -27,7 +28,7 @@ class DecoderOnlyTransformer(LiveModel):
     """A model built from its configuration, on the CPU, with bit-exact initial weights.
 
     `attention` and `activation_checkpointing` are run-time policies: they change cost, not results. So is
-    `precision`, but `bf16` rounds the operands of matrix products.
+    `precision`, but for the operands of matrix products, which `bf16` and `int8` round.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -81,7 +82,7 @@ class DecoderOnlyTransformer(LiveModel):
     def precision(self, kind: Precision) -> None:
         _require(kind, get_args(Precision), "precision")
         for _, linear in self.projections():
-            linear.half_products = kind == "bf16"
+            linear.operands = _OPERANDS[kind]
         self._precision = kind
 
     def compile_blocks(self) -> None:
@@ -186,10 +187,10 @@ def _replayable(block: nn.Module) -> Callable[[Tensor, Attend], Tensor]:
     """The block, with a RuntimeError if it is run again, for its gradients, after its parameters changed."""
     parameters = [parameter for parameter in block.parameters() if parameter.requires_grad]
     versions = [parameter._version for parameter in parameters]
-    halves = _halves(block)
+    operands = _operands(block)
 
     def run(x: Tensor, attend: Attend) -> Tensor:
-        if [parameter._version for parameter in parameters] != versions or _halves(block) != halves:
+        if [parameter._version for parameter in parameters] != versions or _operands(block) != operands:
             raise RuntimeError(
                 "parameters or precision changed since this graph was built; run forward again"
             )
@@ -198,8 +199,8 @@ def _replayable(block: nn.Module) -> Callable[[Tensor, Attend], Tensor]:
     return run
 
 
-def _halves(block: nn.Module) -> list[bool]:
-    return [module.half_products for module in block.modules() if isinstance(module, Linear)]
+def _operands(block: nn.Module) -> list[Operands]:
+    return [module.operands for module in block.modules() if isinstance(module, Linear)]
 
 
 def _require(value: str, allowed: tuple[str, ...], name: str) -> None:

@@ -10,10 +10,13 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 import torch
+from torch import Tensor
 
 from artifacts import ModelConfig
+from kernels import linear
 
 Clock = Callable[[], float]
 """Seconds from any fixed moment, never going back."""
@@ -67,7 +70,7 @@ def flops_per_token(config: ModelConfig, context_size: int, adapter_weights: int
 def matrix_limit(device: torch.device, dtype: torch.dtype) -> float:
     """FLOP/s of the best of several square matrix products with the threads of now; takes about 0.2 s.
 
-    Draws nothing from a global generator.
+    Those of int8 are of float32 matrices, as in training. Draws nothing from a global generator.
     """
     side, seconds = _SMALLEST, _product_seconds(_SMALLEST, device, dtype, tries=2)
     while seconds < _LONG_ENOUGH and side < _LARGEST:
@@ -89,10 +92,15 @@ def peak_memory_bytes(device: torch.device) -> int:
 def _product_seconds(side: int, device: torch.device, dtype: torch.dtype, *, tries: int) -> float:
     """Seconds of the fastest of some products of two `[side, side]` matrices."""
     generator = torch.Generator(device).manual_seed(0)
-    matrix = torch.rand((side, side), generator=generator, device=device).to(dtype)
+    matrix = torch.rand((side, side), generator=generator, device=device)
+    product: Callable[[Tensor, Tensor], Tensor] = torch.matmul
+    if dtype == torch.int8:
+        product = partial(linear, operands="int8")
+    else:
+        matrix = matrix.to(dtype)
     best = float("inf")
     for _ in range(tries):
         start = time.perf_counter()
-        float((matrix @ matrix)[0, 0])  # reading a number waits for a device that works on its own
+        float(product(matrix, matrix)[0, 0])  # reading a number waits for a device that works on its own
         best = min(best, time.perf_counter() - start)
     return best

@@ -22,6 +22,8 @@ from riftco.training.tracking.samples import Sampler, text_sampler
 Measured = Mapping[str, float | None]
 """Columns of the table by name: what the moment of a metric says."""
 
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}
+
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
@@ -48,8 +50,8 @@ def run_facts(
 
     `device` is where the run computes; the model may lie elsewhere meanwhile, as one does that is sharded.
     """
-    # Where there is no bf16 unit, a run that asks for bf16 is still held against what the machine can do.
-    dtypes = (torch.float32, torch.bfloat16) if config.precision == "bf16" else (torch.float32,)
+    # Where half precision is no faster, a run that asks for it is still held against what the machine can do.
+    dtypes = dict.fromkeys((torch.float32, _DTYPES[config.precision]))
     adapters = model.adapter_parameters().values() if model.lora else ()
     return RunFacts(
         device=device,

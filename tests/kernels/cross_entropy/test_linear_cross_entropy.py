@@ -17,6 +17,7 @@ from kernels.cross_entropy import (
 )
 from kernels.linear import cpu as linear_cpu
 from kernels.linear.reference import has_matrix_units
+from kernels.operands import in_bytes
 from kernels.operators import flop_counter
 from tests.kernels.cases import (
     DTYPES,
@@ -174,7 +175,7 @@ def test_the_logits_of_all_rows_never_exist(monkeypatch) -> None:
         return reference.in_place(logits, *rest)
 
     rows_of_a_chunk(monkeypatch, 4)
-    options = (True, False, True, True, True)
+    options = (True, "full", True, True, True)
     x, weight, bias = inputs(11, 3, 50)
     chunks.Chunked(rows)(x, weight, bias, targets_for(11, 50), None, *options)
     assert [len(logits) for logits in seen] == [4, 4, 3]
@@ -182,10 +183,29 @@ def test_the_logits_of_all_rows_never_exist(monkeypatch) -> None:
     assert seen[0].stride(0) % chunks.ALIGNMENT == 0
 
 
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+def test_int8_loses_what_bytes_lose(monkeypatch, name) -> None:
+    """Logits of bytes; gradients further off by as much again, as what comes back is in bytes too."""
+    rows_of_a_chunk(monkeypatch, 40)
+    given, targets = inputs(90, 130, 150), targets_for(90, 150)
+    given[1] *= 0.2
+    exact, mine = leaves(*given, dtype=torch.float64), leaves(*given)
+    separate(*exact, targets, None, "mean").backward()
+    x, weight, bias = given
+    rounded = in_bytes(x.double(), 1), in_bytes(weight.double(), 1), bias.double()
+    with running(name):
+        loss = linear_cross_entropy(*mine, targets, operands="int8")
+        loss.backward()
+    assert float(loss.detach()) == pytest.approx(float(separate(*rounded, targets, None, "mean")), abs=1e-4)
+    for place, (ours, true) in enumerate(zip(mine, exact, strict=True)):
+        away = float((ours.grad - true.grad).norm() / true.grad.norm())
+        assert 1e-3 < away < 3e-2, NAMES[place]
+
+
 @pytest.mark.parametrize("products", ["float32", "own"])
 def test_the_error_does_not_grow_with_the_number_of_chunks(monkeypatch, products) -> None:
     if products == "own":
-        monkeypatch.setattr(chunks, "product_dtype", lambda x, half: x.dtype)
+        monkeypatch.setattr(chunks, "product_dtype", lambda x, _: x.dtype)
     given, targets = inputs(256, 8, 12, torch.bfloat16), targets_for(256, 12)
     given[0].abs_()  # so that sums over the rows grow
     exact = leaves(*given, dtype=torch.float64)
@@ -207,7 +227,7 @@ def test_the_error_does_not_grow_with_the_number_of_chunks(monkeypatch, products
 
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
 def test_products_in_bfloat16_are_as_exact_as_torchs(monkeypatch, name) -> None:
-    monkeypatch.setattr(chunks, "product_dtype", lambda x, half: x.dtype)
+    monkeypatch.setattr(chunks, "product_dtype", lambda x, _: x.dtype)
     rows_of_a_chunk(monkeypatch, 4)
     with running(name):
         check(inputs(13, 24, 31, torch.bfloat16), targets_for(13, 31), mask_for(targets_for(13, 31)))
@@ -225,7 +245,7 @@ def test_half_loses_at_most_what_bfloat16_operands_lose(monkeypatch, name) -> No
     x, weight, bias = rounded
     separate(x.bfloat16().float(), weight.bfloat16().float(), bias, targets, None, "mean").backward()
     with running(name):
-        loss = linear_cross_entropy(*mine, targets, half=True)
+        loss = linear_cross_entropy(*mine, targets, operands="half")
         loss.backward()
     with torch.no_grad():
         most = 4e-3 if has_matrix_units(loss.device) else 1e-3
@@ -300,10 +320,10 @@ def test_the_operator_is_sound(masked) -> None:
     targets = targets_for(9, 7)
     mask = mask_for(targets) if masked else None
     torch.library.opcheck(
-        _linear_cross_entropy, (x, weight, bias, targets, mask, True, False, True, True, True)
+        _linear_cross_entropy, (x, weight, bias, targets, mask, True, "full", True, True, True)
     )
     torch.library.opcheck(
-        _linear_cross_entropy, (x.detach(), weight, None, targets, mask, True, True, False, True, False)
+        _linear_cross_entropy, (x.detach(), weight, None, targets, mask, True, "int8", False, True, False)
     )
 
 

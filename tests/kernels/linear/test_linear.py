@@ -11,6 +11,7 @@ from torch.nn import functional
 from kernels import feed_forward, linear, lora_linear, nf4_linear, quantize_nf4
 from kernels.linear import _feed_forward, _feed_forward_backward, _linear, _linear_backward, cpu, reference
 from kernels.linear.reference import has_matrix_units, multiplies_bfloat16
+from kernels.operands import in_bytes
 from kernels.operators import flop_counter
 from tests.kernels.cases import LAYOUTS, assert_as_exact_as, bits, leaves, random, running
 
@@ -199,7 +200,7 @@ def test_inputs_stay_as_they_were_and_every_run_gives_the_same_bits(implementati
     assert all(torch.equal(bits(a), bits(b)) for a, b in zip((*first, *second), before, strict=True))
 
 
-def half_results(
+def rounded_results(
     call: Callable[..., Tensor], inputs: list[Tensor], upstream: Tensor, **options
 ) -> list[Tensor]:
     given = leaves(*inputs)
@@ -215,8 +216,8 @@ def distance(found: Tensor, exact: Tensor) -> float:
 def test_half_loses_at_most_what_bfloat16_operands_lose(implementation) -> None:
     x, weight, bias, residual = layer(40, 133, 37)
     upstream = random(40, 37, seed=9)
-    found = half_results(
-        lambda x, w, b, r: linear(x, w, b, residual=r, half=True), [x, weight, bias, residual], upstream
+    found = rounded_results(
+        lambda x, w, b, r: linear(x, w, b, residual=r, operands="half"), [x, weight, bias, residual], upstream
     )
     wide = [t.double() for t in (x, weight, upstream)]
     rounded = [t.bfloat16().double() for t in (x, weight, upstream)]
@@ -234,18 +235,41 @@ def test_half_loses_at_most_what_bfloat16_operands_lose(implementation) -> None:
     assert torch.equal(found[4], upstream)
 
 
-def test_half_reaches_every_product_of_the_feed_forward(implementation) -> None:
+@pytest.mark.parametrize("rows", [1, 40])
+def test_int8_products_are_those_of_bytes_forward_and_backward(implementation, rows) -> None:
+    x, weight, bias, residual = layer(rows, 133, 37)
+    upstream = random(rows, 37, seed=9)
+    found = rounded_results(
+        lambda x, w, b, r: linear(x, w, b, residual=r, operands="int8"), [x, weight, bias, residual], upstream
+    )
+
+    def product(a: Tensor, b: Tensor) -> Tensor:
+        return in_bytes(a.double(), 1) @ in_bytes(b.double(), 0)
+
+    exact = [
+        product(x, weight.t()) + bias.double() + residual.double(),
+        product(upstream, weight),
+        product(upstream.t(), x),
+    ]
+    for result, wanted in zip(found, exact, strict=False):
+        assert result.dtype == torch.float32
+        assert distance(result, wanted) < 1e-3  # some lie between two bytes; rounded otherwise: 0.008
+    torch.testing.assert_close(found[3], upstream.sum(0), rtol=0, atol=2e-5)
+    assert torch.equal(found[4], upstream)
+
+
+def test_rounding_reaches_every_product_of_the_feed_forward(implementation) -> None:
     inputs, upstream = network(40, 64, 133), random(40, 64, seed=9)
     wide = leaves(*inputs, dtype=torch.float64)
     feed_forward(*wide).backward(upstream.double())
     exact = [feed_forward(*wide), *(leaf.grad for leaf in wide)]
-    found = half_results(partial(feed_forward, half=True), inputs, upstream)
-    most = 1e-3 if implementation == "native" and not has_matrix_units(upstream.device) else 1e-2
-    for place, (result, wanted) in enumerate(zip(found, exact, strict=True)):
-        products_in_it = place not in (5, 6)  # the gradients of the last bias and of the residual
-        assert (
-            (2e-6 if products_in_it else 0) <= distance(result, wanted) < (most if products_in_it else 1e-6)
-        )
+    half = 1e-3 if implementation == "native" and not has_matrix_units(upstream.device) else 1e-2
+    for operands, least, most in (("half", 2e-6, half), ("int8", 2e-3, 4e-2)):
+        found = rounded_results(partial(feed_forward, operands=operands), inputs, upstream)
+        for place, (result, wanted) in enumerate(zip(found, exact, strict=True)):
+            products_in_it = place not in (5, 6)  # the gradients of the last bias and of the residual
+            away = distance(result, wanted)
+            assert (least <= away < most) if products_in_it else away < 1e-6
 
 
 @pytest.mark.skipif(not cpu.built, reason="no native code for this machine was built")
@@ -256,10 +280,10 @@ def test_where_a_cpu_has_matrix_units_half_products_are_left_to_torch(monkeypatc
     with running("native"):
         assert torch.equal(linear(x, weight, bias), cpu.product(x, weight.t(), bias))
         monkeypatch.setattr(cpu, "_product", None)  # to call it is an error
-        assert distance(linear(x, weight, bias, half=True), functional.linear(x, weight, bias)) < 1e-2
-        nf4_linear(x, packed, bias, half=True)
-        lora_linear(x, weight, bias, *low_rank, 1.0, half=True)
-        lora_linear(x, packed, bias, *low_rank, 1.0, half=True)
+        assert distance(linear(x, weight, bias, operands="half"), functional.linear(x, weight, bias)) < 1e-2
+        nf4_linear(x, packed, bias, operands="half")
+        lora_linear(x, weight, bias, *low_rank, 1.0, operands="half")
+        lora_linear(x, packed, bias, *low_rank, 1.0, operands="half")
 
 
 def test_float64_is_exact_and_differentiates(implementation) -> None:
@@ -298,15 +322,15 @@ def test_what_does_not_fit_is_refused_by_name(change, message) -> None:
 
 def test_the_operators_are_sound() -> None:
     x, weight, bias, residual = leaves(*layer(33, 6, 5))
-    torch.library.opcheck(_linear, (x, weight, bias, residual, False))
-    torch.library.opcheck(_linear, (x.detach(), weight, None, None, True))
+    torch.library.opcheck(_linear, (x, weight, bias, residual, "full"))
+    torch.library.opcheck(_linear, (x.detach(), weight, None, None, "int8"))
     upstream = random(5, 33, seed=9).t()
     detached = [t.detach() for t in (x, weight)]
-    torch.library.opcheck(_linear_backward, (upstream, *detached, [True, False, True], False))
+    torch.library.opcheck(_linear_backward, (upstream, *detached, [True, False, True], "half"))
     inputs = leaves(*network(33, 6, 5))
-    torch.library.opcheck(_feed_forward, (*inputs, False))
+    torch.library.opcheck(_feed_forward, (*inputs, "full"))
     z, values = random(33, 5, seed=8), [t.detach() for t in inputs]
-    arguments = (values[5], values[0], z, values[1], values[3], [True] * 5, False)
+    arguments = (values[5], values[0], z, values[1], values[3], [True] * 5, "full")
     torch.library.opcheck(_feed_forward_backward, arguments)
 
 

@@ -264,15 +264,16 @@ def test_adamw_with_document_rows_learns_the_stories() -> None:
     assert metrics[-2].loss < 0.3 < 4 < metrics[1].loss
 
 
-def test_bf16_learns_what_float32_does() -> None:
+@pytest.mark.parametrize(("precision", "first", "most"), [("bf16", 0.003, 0.03), ("int8", 0.02, 0.1)])
+def test_rounded_products_learn_what_float32_does(precision: str, first: float, most: float) -> None:
     losses = []
-    for precision in ("fp32", "bf16"):
-        config = LEARNING.model_copy(update={"precision": precision})
+    for kind in ("fp32", precision):
+        config = LEARNING.model_copy(update={"precision": kind})
         metrics = pretrain_splits(STORIES, "Di went to the sea.", config).metrics
         losses.append(np.array([metric.loss for metric in metrics[1:-1]]))
     away = np.abs(losses[0] - losses[1])
-    assert 0 < away[:5].max() < 0.003
-    assert away.max() < 0.03
+    assert 0 < away[:5].max() < first
+    assert away.max() < most
 
 
 def test_training_does_not_load_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,10 +76,11 @@ def test_each_weight_of_a_linear_layer_costs_six_operations(vocabulary_size: int
     assert flops_per_token(config, 5, adapters) == 4 * weights + 6 * adapters + attention
 
 
-def test_the_limit_is_the_rate_of_a_product(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+def test_the_limit_is_the_rate_of_a_product(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
     monkeypatch.setattr(pace, "_MEASURING_SECONDS", 0.02)
     state, numbers = torch.get_rng_state(), random.getstate()
-    limit = matrix_limit(CPU, torch.float32)
+    limit = matrix_limit(CPU, dtype)
     assert torch.get_rng_state().equal(state)
     assert random.getstate() == numbers
     assert 1e8 < limit < 1e15

@@ -18,7 +18,7 @@ from tests.riftco.training.tracking.test_tracker import rows
 @pytest.mark.parametrize("adapters", [False, True])
 def test_the_facts_of_a_run_are_those_of_its_model(monkeypatch: pytest.MonkeyPatch, adapters: bool) -> None:
     precisions: list[torch.dtype] = []
-    rates = {torch.float32: 5e10, torch.bfloat16: 1e9}  # no bf16 unit
+    rates = {torch.float32: 5e10, torch.bfloat16: 1e9, torch.int8: 2e11}  # no bf16 unit
     monkeypatch.setattr(watch, "matrix_limit", lambda device, dtype: precisions.append(dtype) or rates[dtype])
     tokenizer = Tokenizer(TEXT, method="byte")
     model = model_of(tokenizer)
@@ -33,6 +33,12 @@ def test_the_facts_of_a_run_are_those_of_its_model(monkeypatch: pytest.MonkeyPat
     assert tuning.sampler is not None
     assert tuning.sampler(1) == tuning.sampler(1)
     assert (tuning.flops_per_token < plain.flops_per_token) == adapters
+    assert (
+        run_facts(
+            model, tokenizer, PretrainingConfig(precision="int8"), **place, bytes_per_token=1.0
+        ).matrix_limit
+        == 2e11
+    )
     shared = PostTrainingConfig(context_size=32, batch_size=6, processes=3)
     assert run_facts(model, tokenizer, shared, **place, bytes_per_token=None).matrix_limit == 1.5e11
 
