@@ -25,12 +25,18 @@ class Operation:
         """`torch` must be there; `native` and `triton` may be missing or None."""
         self.name = name
         self.implementations = {key: call for key, call in implementations.items() if call is not None}
+        self._orders: dict[tuple[str, Name | None], list[str]] = {}
         _operations[name] = self
 
     def order(self, device: torch.device) -> list[str]:
         """Implementations to ask for a tensor on a device, first to last."""
-        forced = _forced.get()
-        preferred = [forced] if forced else {"cpu": ["native"], "cuda": ["triton"]}.get(device.type, [])
+        key = device.type, _forced.get()
+        if key not in self._orders:  # made once: a small operation takes microseconds
+            self._orders[key] = self._order(*key)
+        return self._orders[key]
+
+    def _order(self, kind: str, forced: Name | None) -> list[str]:
+        preferred = [forced] if forced else {"cpu": ["native"], "cuda": ["triton"]}.get(kind, [])
         return [name for name in dict.fromkeys([*preferred, "torch"]) if name in self.implementations]
 
     def __call__(self, first: torch.Tensor, *arguments: Any) -> Any:

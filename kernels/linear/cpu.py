@@ -20,6 +20,7 @@ _product = function("riftco_product", Pointer, Pointer, *[Integer] * 3)
 built = _product is not None and library().riftco_lanes() >= 8  # type: ignore[union-attr]
 
 _GELU, _GELU_GRADIENT = 1, 2
+_Sizes, _Tensors = Integer * 12, Pointer * 10
 _KINDS: dict[Operands, int] = {"full": 0, "half": 1, "int8": 2}
 
 
@@ -62,9 +63,9 @@ def product(
     step = 0 if start is None else start.stride(0)
     left, right = low or (None, None)
     rank = (0, 0, 0) if left is None or right is None else (left.stride(0), right.stride(0), left.shape[1])
-    sizes = (Integer * 12)(rows, columns, depth, *a.stride(), *b.stride(), step, out.stride(0), *rank)
+    sizes = _Sizes(rows, columns, depth, *a.stride(), *b.stride(), step, out.stride(0), *rank)
     bias = None if bias is None else bias.contiguous()
-    tensors = (Pointer * 10)(*map(pointer, (a, b, bias, start, out, sums, z, other, left, right)))
+    tensors = _Tensors(*map(pointer, (a, b, bias, start, out, sums, z, other, left, right)))
     _product(sizes, tensors, finish, _KINDS[operands], torch.get_num_threads())  # type: ignore[misc]
     return out
 
@@ -78,15 +79,22 @@ def forward(
     return product(x, weight.t(), bias, start=residual, operands=operands)
 
 
-def backward(gradient: Tensor, x: Tensor, weight: Tensor, needed: list[bool], operands: Operands) -> Any:
+def backward(
+    gradient: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    needed: list[bool],
+    operands: Operands,
+    total: Tensor | None = None,
+) -> Any:
     """As `reference.backward`."""
-    if not covers(gradient, x, weight, operands=operands):
+    if not covers(gradient, x, weight, total, operands=operands):
         return NotImplemented
     for_x, for_weight, for_bias = needed
     found = []
     sums = gradient.new_empty(gradient.shape[1]) if for_bias else None
     if for_x:
-        found.append(product(gradient, weight, operands=operands))
+        found.append(product(gradient, weight, start=total, out=total, operands=operands))
     if for_weight:
         found.append(product(gradient.t(), x, sums=sums, operands=operands))
     elif sums is not None:

@@ -28,13 +28,19 @@ def forward(
 
 
 def backward(
-    gradient: Tensor, x: Tensor, weight: Tensor, needed: list[bool], operands: Operands
+    gradient: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    needed: list[bool],
+    operands: Operands,
+    total: Tensor | None = None,
 ) -> list[Tensor]:
-    """The needed gradients of x, weight and bias."""
+    """The needed gradients of x, weight and bias; that of x is added to `total`, in place, if it is given."""
     for_x, for_weight, for_bias = needed
     gradients = []
     if for_x:
-        gradients.append(product(gradient, weight, operands))
+        of_x = product(gradient, weight, operands)
+        gradients.append(of_x if total is None else total.add_(of_x))
     if for_weight:
         gradients.append(product(gradient.t(), x, operands))
     if for_bias:

@@ -3,14 +3,24 @@
 B batch, T time, n new tokens, D model width, H heads, d = D / H, F feed-forward width. Everything is float32.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from kernels import Operands, PackedNf4, feed_forward, gelu, half_operand, linear, lora_linear, nf4_linear
+from kernels import (
+    Operands,
+    PackedNf4,
+    feed_forward,
+    gelu,
+    half_operand,
+    linear,
+    lora_linear,
+    nf4_linear,
+    projections,
+)
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """q, k, v `[B, H, T, d]` to the context `[B, H, T, d]`."""
@@ -122,8 +132,16 @@ class Attention(nn.Module):
         self.output = Linear(width, width)
 
     def forward(self, x: Tensor, attend: Attend, residual: Tensor) -> Tensor:
-        context = attend(*(self._split(project(x)) for project in (self.query, self.key, self.value)))
+        context = attend(*map(self._split, self._project(x)))
         return self.output(context.transpose(1, 2).flatten(2), residual)
+
+    def _project(self, x: Tensor) -> Sequence[Tensor]:
+        """Queries, keys and values `[B, T, D]`."""
+        layers = (self.query, self.key, self.value)
+        if not all(layer.plain for layer in layers):
+            return [layer(x) for layer in layers]
+        tensors = (tensor for layer in layers for tensor in (layer.weight, layer.bias))
+        return projections(x, *tensors, operands=self.query.operands)  # type: ignore[arg-type]
 
     def _split(self, x: Tensor) -> Tensor:
         """`[B, T, D]` to `[B, H, T, d]`."""

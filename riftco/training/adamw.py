@@ -55,7 +55,7 @@ class AdamW(ModelOptimizer):
             [self.first_moments[name] for name in names],
             [self.second_moments[name] for name in names],
             [],
-            [torch.tensor(float(self.step_count), device=p.device) for p in parameters],
+            list(torch.full((len(names),), float(self.step_count), device=parameters[0].device)),
             fused=True,
             amsgrad=False,
             maximize=False,
