@@ -1,6 +1,6 @@
 """What the factors of a product become before they are multiplied."""
 
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -13,6 +13,12 @@ elsewhere they are multiplied as floats."""
 
 RUN = 64  # numbers that share a scale, as in native/fixed.h
 _ONE = 127
+
+
+def require_operands(operands: str) -> None:
+    """ValueError for what is not one of `Operands`."""
+    if operands not in get_args(Operands):
+        raise ValueError(f"operands must be one of {', '.join(get_args(Operands))}, got {operands!r}")
 
 
 def in_bytes(x: Tensor, axis: int) -> Tensor:

@@ -9,7 +9,7 @@ from kernels import operators
 from kernels.cross_entropy import cpu, reference
 from kernels.cross_entropy.chunks import Chunked
 from kernels.dispatch import Operation
-from kernels.operands import Operands
+from kernels.operands import Operands, require_operands
 
 __all__ = ["cross_entropy", "linear_cross_entropy"]
 
@@ -53,6 +53,7 @@ def linear_cross_entropy(
     for are computed here, with those of weight and bias summed over the chunks in float32, and backward only
     scales them. ValueError as for `cross_entropy`.
     """
+    require_operands(operands)
     if weight.dim() != 2 or x.dim() == 0 or x.shape[-1] != weight.shape[1] or x.dtype != weight.dtype:
         given = f"x {list(x.shape)} {x.dtype} and weight {list(weight.shape)} {weight.dtype}"
         raise ValueError(

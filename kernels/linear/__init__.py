@@ -14,7 +14,7 @@ from torch.nn import functional
 from kernels.dispatch import Operation
 from kernels.gelu import gelu
 from kernels.linear import cpu, reference
-from kernels.operands import Operands
+from kernels.operands import Operands, require_operands
 from kernels.operators import define, in_shape
 
 __all__ = ["feed_forward", "half_operand", "linear"]
@@ -40,6 +40,7 @@ def linear(
         raise ValueError("x is a scalar: it must be [..., in]")
     rows = weight.shape[0] if weight.ndim else 0
     shapes = ((rows, x.shape[-1]), (rows,), (*x.shape[:-1], rows))
+    require_operands(operands)
     _require("linear", x, shapes, weight=weight, bias=bias, residual=residual)
     if operands == "full" and few(x):
         y = functional.linear(x, weight, bias)
@@ -66,6 +67,7 @@ def feed_forward(
     width, inner = x.shape[-1], expand.shape[0] if expand.ndim else 0
     shapes = ((inner, width), (inner,), (width, inner), (width,), x.shape)
     names = {"expand": expand, "expand_bias": expand_bias, "project": project, "project_bias": project_bias}
+    require_operands(operands)
     _require("feed_forward", x, shapes, **names, residual=residual)
     if operands == "full" and few(x):
         h = gelu(functional.linear(x, expand, expand_bias))

@@ -3,10 +3,11 @@
 import math
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from kernels.linear import _matrix, _require, dense_backward, dense_forward, few, linear
-from kernels.operands import Operands
+from kernels.operands import Operands, require_operands
 from kernels.operators import define, in_shape
 
 __all__ = ["projections"]
@@ -33,6 +34,7 @@ def projections(
     shape = (query.shape[0] if query.ndim else 0, x.shape[-1])
     names = {"query": query, "key": key, "value": value}
     bias_names = {f"{name}_bias": bias for name, bias in zip(names, biases, strict=True)}
+    require_operands(operands)
     _require("projections", x, (shape,) * 3 + (shape[:1],) * 3, **names, **bias_names)
     if operands == "full" and few(x):
         q, k, v = (linear(x, weight, bias) for weight, bias in zip(weights, biases, strict=True))
@@ -55,13 +57,14 @@ def _backward(
     gradients: list[Tensor], x: Tensor, weights: list[Tensor], needed: list[bool], operands: Operands
 ) -> list[Tensor]:
     """The needed gradients of x and of each weight and bias in turn."""
+    shape = (*gradients[0].shape[:-1], weights[0].shape[1])
     rows, of_x, of_layers = _matrix(x), None, []
     for i, (gradient, weight) in enumerate(zip(gradients, weights, strict=True)):
         asked = [needed[0], *needed[2 * i + 1 : 2 * i + 3]]
         found = dense_backward(_matrix(gradient), rows, weight, asked, operands, of_x)
         of_x = found.pop(0) if needed[0] else None
         of_layers += found
-    return of_layers if of_x is None else [of_x.view(x.shape), *of_layers]
+    return of_layers if of_x is None else [of_x.view(shape), *of_layers]
 
 
 def _fake_forward(x: Tensor, query: Tensor, *_: Any) -> tuple[Tensor, ...]:
@@ -71,23 +74,23 @@ def _fake_forward(x: Tensor, query: Tensor, *_: Any) -> tuple[Tensor, ...]:
 def _fake_backward(
     gradients: list[Tensor], x: Tensor, weights: list[Tensor], needed: list[bool], operands: Operands
 ) -> list[Tensor]:
-    shapes = [x.shape, *(shape for weight in weights for shape in (weight.shape, weight.shape[:1]))]
+    of_x = (*gradients[0].shape[:-1], weights[0].shape[1])
+    shapes = [of_x, *(shape for weight in weights for shape in (weight.shape, weight.shape[:1]))]
     return [x.new_empty(shape) for shape, wanted in zip(shapes, needed, strict=True) if wanted]
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     x, query, _, key, _, value, _, ctx.operands = inputs
-    ctx.save_for_backward(x, query, key, value)
+    ctx.save_for_backward(x if any(ctx.needs_input_grad[1:6:2]) else None, query, key, value)
 
 
 def _differentiate(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
     x, *weights = ctx.saved_tensors
-    given = [
-        x.new_zeros(*x.shape[:-1], len(weight)) if gradient is None else gradient
-        for gradient, weight in zip(gradients, weights, strict=True)
-    ]
+    some = next(gradient for gradient in gradients if gradient is not None)
+    given = [torch.zeros_like(some) if gradient is None else gradient for gradient in gradients]
     needed = list(ctx.needs_input_grad[:7])
-    found = iter(_projections_backward(given, x, weights, needed, ctx.operands) if any(needed) else ())
+    rows = some if x is None else x
+    found = iter(_projections_backward(given, rows, weights, needed, ctx.operands) if any(needed) else ())
     return *(next(found) if wanted else None for wanted in needed), None
 
 

@@ -14,7 +14,7 @@ from kernels.dispatch import Operation
 from kernels.lora_linear import cpu, path, reference
 from kernels.nf4 import FLOATING, PackedNf4
 from kernels.nf4.packed import SCHEMA, Weight
-from kernels.operands import Operands
+from kernels.operands import Operands, require_operands
 from kernels.operators import define, in_shape
 
 __all__ = ["lora_linear"]
@@ -36,6 +36,7 @@ def lora_linear(
     dtype (float32, bf16 or float64) on one device; a packed weight has no dtype. operands: of the products
     with the weight, as in `linear`.
     """
+    require_operands(operands)
     _require(x, weight, bias, lora_a, lora_b)
     if isinstance(weight, PackedNf4):
         return _packed_operator(x, *weight.fields(), bias, lora_a, lora_b, scale, operands)[0]

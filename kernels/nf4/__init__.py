@@ -14,7 +14,7 @@ from torch import Tensor
 from kernels.dispatch import Operation
 from kernels.nf4 import cpu, panels, reference
 from kernels.nf4.packed import BLOCK_SIZES, CODE_VALUES, SCHEMA, PackedNf4, Weight, require_block_size
-from kernels.operands import Operands
+from kernels.operands import Operands, require_operands
 from kernels.operators import define
 
 __all__ = ["BLOCK_SIZES", "CODE_VALUES", "PackedNf4", "dequantize_nf4", "nf4_linear", "quantize_nf4"]
@@ -61,6 +61,7 @@ def nf4_linear(
     x and bias are differentiable; the weight has no gradient. x is float32, bf16 or float64. A CPU may
     multiply float32 as `operands` says, as `linear` does.
     """
+    require_operands(operands)
     require_input(x, packed, bias)
     return _linear_operator(x, *packed.fields(), bias, operands)
 

@@ -4,6 +4,7 @@ Whoever tells of the run may be in another process (`riftco.training.rank_events
 seen any more.
 """
 
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -52,6 +53,13 @@ def run_facts(
     """
     # Where half precision is no faster, a run that asks for it is still held against what the machine can do.
     dtypes = dict.fromkeys((torch.float32, _DTYPES[config.precision]))
+    limits = {dtype: matrix_limit(device, dtype) for dtype in dtypes}
+    if limits.get(torch.int8, math.inf) < limits[torch.float32]:
+        LOGGER.warning(
+            "products of 8 bits reach %.0f GFLOP/s here, those of float32 %.0f: another precision is faster",
+            limits[torch.int8] / 1e9,
+            limits[torch.float32] / 1e9,
+        )
     adapters = model.adapter_parameters().values() if model.lora else ()
     return RunFacts(
         device=device,
@@ -59,7 +67,7 @@ def run_facts(
             model.config, config.context_size, sum(parameter.numel() for parameter in adapters)
         ),
         # Metrics count the tokens of all ranks, and each rank has threads or a GPU like this one's.
-        matrix_limit=config.processes * max(matrix_limit(device, dtype) for dtype in dtypes),
+        matrix_limit=config.processes * max(limits.values()),
         bytes_per_token=bytes_per_token,
         sampler=text_sampler(model, tokenizer, config.sample_prompt) if config.sample_steps else None,
     )

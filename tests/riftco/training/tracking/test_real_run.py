@@ -18,7 +18,7 @@ from tests.riftco.training.tracking.test_tracker import rows
 @pytest.mark.parametrize("adapters", [False, True])
 def test_the_facts_of_a_run_are_those_of_its_model(monkeypatch: pytest.MonkeyPatch, adapters: bool) -> None:
     precisions: list[torch.dtype] = []
-    rates = {torch.float32: 5e10, torch.bfloat16: 1e9, torch.int8: 2e11}  # no bf16 unit
+    rates = {torch.float32: 5e10, torch.bfloat16: 1e9}  # no bf16 unit
     monkeypatch.setattr(watch, "matrix_limit", lambda device, dtype: precisions.append(dtype) or rates[dtype])
     tokenizer = Tokenizer(TEXT, method="byte")
     model = model_of(tokenizer)
@@ -33,14 +33,21 @@ def test_the_facts_of_a_run_are_those_of_its_model(monkeypatch: pytest.MonkeyPat
     assert tuning.sampler is not None
     assert tuning.sampler(1) == tuning.sampler(1)
     assert (tuning.flops_per_token < plain.flops_per_token) == adapters
-    assert (
-        run_facts(
-            model, tokenizer, PretrainingConfig(precision="int8"), **place, bytes_per_token=1.0
-        ).matrix_limit
-        == 2e11
-    )
     shared = PostTrainingConfig(context_size=32, batch_size=6, processes=3)
     assert run_facts(model, tokenizer, shared, **place, bytes_per_token=None).matrix_limit == 1.5e11
+
+
+@pytest.mark.parametrize(("rate", "warned"), [(2e11, False), (1e9, True)])
+def test_int8_is_held_against_its_own_rate_and_called_slow_where_it_is(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, rate: float, warned: bool
+) -> None:
+    rates = {torch.float32: 5e10, torch.int8: rate}
+    monkeypatch.setattr(watch, "matrix_limit", lambda _, dtype: rates[dtype])
+    tokenizer = Tokenizer(TEXT, method="byte")
+    model, config = model_of(tokenizer), PretrainingConfig(precision="int8")
+    facts = run_facts(model, tokenizer, config, device=model.device, bytes_per_token=None)
+    assert facts.matrix_limit == max(rates.values())
+    assert ("another precision is faster" in caplog.text) == warned
 
 
 def test_the_device_of_a_run_is_where_its_model_was_before_it_was_sharded(
