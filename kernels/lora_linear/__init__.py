@@ -28,23 +28,29 @@ def lora_linear(
     lora_b: Tensor,
     scale: float,
     *,
+    residual: Tensor | None = None,
     operands: Operands = "full",
 ) -> Tensor:
-    """x W^T + bias + scale (x A^T) B^T, differentiable in every tensor but a packed weight.
+    """residual + x W^T + bias + scale (x A^T) B^T, differentiable in every tensor but a packed weight.
 
-    x `[..., in]`, weight `[out, in]`, bias `[out]`, lora_a `[rank, in]`, lora_b `[out, rank]`: all of one
-    dtype (float32, bf16 or float64) on one device; a packed weight has no dtype. operands: of the products
-    with the weight, as in `linear`.
+    x `[..., in]`, weight `[out, in]`, bias `[out]`, residual `[..., out]`, lora_a `[rank, in]` and lora_b
+    `[out, rank]` have one dtype (float32, bf16 or float64) and device; a packed weight has no dtype.
+    operands: of the products with the weight, as in `linear`.
     """
     require_operands(operands)
-    _require(x, weight, bias, lora_a, lora_b)
+    _require(x, weight, bias, residual, lora_a, lora_b)
     if isinstance(weight, PackedNf4):
-        return _packed_operator(x, *weight.fields(), bias, lora_a, lora_b, scale, operands)[0]
-    return _dense_operator(x, weight, bias, lora_a, lora_b, scale, operands)[0]
+        return _packed_operator(x, *weight.fields(), bias, residual, lora_a, lora_b, scale, operands)[0]
+    return _dense_operator(x, weight, bias, residual, lora_a, lora_b, scale, operands)[0]
 
 
 def _require(
-    x: Tensor, weight: Tensor | PackedNf4, bias: Tensor | None, lora_a: Tensor, lora_b: Tensor
+    x: Tensor,
+    weight: Tensor | PackedNf4,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    lora_a: Tensor,
+    lora_b: Tensor,
 ) -> None:
     if len(weight.shape) != 2 or not x.ndim or x.dtype not in FLOATING:
         raise ValueError(
@@ -55,7 +61,10 @@ def _require(
     rank = lora_a.shape[0] if lora_a.ndim else 0
     dense = {} if isinstance(weight, PackedNf4) else {"weight": (weight, (rows, columns))}
     biased = {} if bias is None else {"bias": (bias, (rows,))}
-    expected = dense | biased | {"lora_a": (lora_a, (rank, columns)), "lora_b": (lora_b, (rows, rank))}
+    added = {} if residual is None else {"residual": (residual, (*x.shape[:-1], rows))}
+    expected = (
+        dense | biased | added | {"lora_a": (lora_a, (rank, columns)), "lora_b": (lora_b, (rows, rank))}
+    )
     for name, (tensor, shape) in expected.items():
         if tensor.shape != shape or tensor.dtype != x.dtype or tensor.device != x.device:
             raise ValueError(
@@ -82,24 +91,29 @@ def _matrix(x: Tensor) -> Tensor:
     return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
+def _rows_of(residual: Tensor | None) -> Tensor | None:
+    return None if residual is None else _matrix(residual)
+
+
 def _dense(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
+    residual: Tensor | None,
     lora_a: Tensor,
     lora_b: Tensor,
     scale: float,
     operands: Operands,
 ) -> tuple[Tensor, Tensor]:
     rows = _matrix(x)
-    base = partial(_product, rows, weight, bias, operands)
+    base = partial(_product, rows, weight, bias, _rows_of(residual), operands)
     return _shaped(x, *path.forward(rows, lora_a, lora_b, scale, base))
 
 
 def _packed(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    w, (bias, lora_a, lora_b, scale, operands) = Weight(*rest[:8]), rest[8:]
+    w, (bias, residual, lora_a, lora_b, scale, operands) = Weight(*rest[:8]), rest[8:]
     rows = _matrix(x)
-    base = partial(_packed_product, rows, w, bias, operands)
+    base = partial(_packed_product, rows, w, bias, _rows_of(residual), operands)
     return _shaped(x, *path.forward(rows, lora_a, lora_b, scale, base))
 
 
@@ -168,32 +182,34 @@ def _fake_packed_backward(upstream: Tensor, x: Tensor, hidden: Tensor, *rest: An
 
 
 def _save_dense(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    x, weight, _, lora_a, lora_b, ctx.scale, ctx.operands = inputs
+    x, weight, _, _, lora_a, lora_b, ctx.scale, ctx.operands = inputs
     ctx.mark_non_differentiable(output[1])
     ctx.save_for_backward(x, output[1], weight, lora_a, lora_b)
 
 
 def _dense_gradients(ctx: Any, upstream: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-    needed = list(ctx.needs_input_grad[:5])
+    asked = ctx.needs_input_grad
+    needed = [*asked[:3], *asked[4:6]]
     found = iter(_dense_backward_operator(upstream, *ctx.saved_tensors, ctx.scale, needed, ctx.operands))
-    return *(next(found) if wanted else None for wanted in needed), None, None
+    *base, of_a, of_b = (next(found) if wanted else None for wanted in needed)
+    return *base, upstream if asked[3] else None, of_a, of_b, None, None
 
 
 def _save_packed(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    x, codes, scales, group_scales, *ctx.numbers, _, lora_a, lora_b, ctx.scale, ctx.operands = inputs
+    x, codes, scales, group_scales, *ctx.numbers, _, _, lora_a, lora_b, ctx.scale, ctx.operands = inputs
     ctx.mark_non_differentiable(output[1])
     ctx.save_for_backward(x, output[1], codes, scales, group_scales, lora_a, lora_b)
 
 
 def _packed_gradients(ctx: Any, upstream: Tensor, __: Any) -> tuple[Tensor | None, ...]:
     x, hidden, codes, scales, group_scales, lora_a, lora_b = ctx.saved_tensors
-    for_bias, for_a, for_b = ctx.needs_input_grad[9:12]
+    for_bias, for_residual, for_a, for_b = ctx.needs_input_grad[9:13]
     needed = [ctx.needs_input_grad[0], False, for_bias, for_a, for_b]
     weight = (codes, scales, group_scales, *ctx.numbers)
     adapter = (lora_a, lora_b, ctx.scale, needed, ctx.operands)
     found = iter(_packed_backward_operator(upstream, x, hidden, *weight, *adapter))
-    of_x, _, *others = (next(found) if wanted else None for wanted in needed)
-    return of_x, *[None] * 8, *others, None, None
+    of_x, _, of_bias, *others = (next(found) if wanted else None for wanted in needed)
+    return of_x, *[None] * 8, of_bias, upstream if for_residual else None, *others, None, None
 
 
 def _flops(x: Any, rows: int, rank: int) -> int:
@@ -206,24 +222,24 @@ def _backward_flops(x: Any, rows: int, rank: int, needed: list[bool]) -> int:
     return 2 * (base * (for_x + for_weight) + a * (for_x + for_a) + b * ((for_x or for_a) + for_b))
 
 
-_ADAPTER = "Tensor? bias, Tensor lora_a, Tensor lora_b, float scale, str operands"
+_ADAPTER = "Tensor? bias, Tensor? residual, Tensor lora_a, Tensor lora_b, float scale, str operands"
 _SAVED = "Tensor lora_a, Tensor lora_b, float scale, bool[] needed, str operands"
 
 _dense_operator = define(
     f"lora_linear(Tensor x, Tensor weight, {_ADAPTER}) -> (Tensor, Tensor)",
     _dense,
-    fake=lambda x, weight, bias, lora_a, *_: _fake_forward(x, weight.shape[0], lora_a),
+    fake=lambda x, weight, bias, residual, lora_a, *_: _fake_forward(x, weight.shape[0], lora_a),
     backward=_dense_gradients,
     setup_context=_save_dense,
-    flops=lambda x, weight, bias, lora_a, *_, **__: _flops(x, weight[0], lora_a[0]),
+    flops=lambda x, weight, bias, residual, lora_a, *_, **__: _flops(x, weight[0], lora_a[0]),
 )
 _packed_operator = define(
     f"lora_linear_nf4(Tensor x, {SCHEMA}, {_ADAPTER}) -> (Tensor, Tensor)",
     _packed,
-    fake=lambda x, *rest: _fake_forward(x, rest[4], rest[9]),
+    fake=lambda x, *rest: _fake_forward(x, rest[4], rest[10]),
     backward=_packed_gradients,
     setup_context=_save_packed,
-    flops=lambda x, *rest, **_: _flops(x, rest[4], rest[9][0]),
+    flops=lambda x, *rest, **_: _flops(x, rest[4], rest[10][0]),
 )
 _dense_backward_operator = define(
     f"lora_linear_backward(Tensor upstream, Tensor x, Tensor hidden, Tensor weight, {_SAVED}) -> Tensor[]",

@@ -61,15 +61,17 @@ def forward(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
+    residual: Tensor | None,
     operands: Operands,
     left: Tensor,
     right: Tensor,
     scale: float,
 ) -> Any:
     """As `reference.add_to_product`, for what `covers` covers."""
-    if not covers(x, weight, bias, left, operands=operands):
+    if not covers(x, weight, bias, residual, left, operands=operands):
         return NotImplemented
-    return product(x, weight.t(), bias, low=(left, (right * scale).contiguous()), operands=operands)
+    low = left, (right * scale).contiguous()
+    return product(x, weight.t(), bias, start=residual, low=low, operands=operands)
 
 
 def backward(upstream: Tensor, weight: Tensor, operands: Operands, left: Tensor, right: Tensor) -> Any:
@@ -80,14 +82,21 @@ def backward(upstream: Tensor, weight: Tensor, operands: Operands, left: Tensor,
 
 
 def packed_forward(
-    x: Tensor, w: Weight, bias: Tensor | None, operands: Operands, left: Tensor, right: Tensor, scale: float
+    x: Tensor,
+    w: Weight,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    operands: Operands,
+    left: Tensor,
+    right: Tensor,
+    scale: float,
 ) -> Any:
     """As `reference.add_to_packed_product`."""
-    multiply = multiplied(x, operands, bias, (left, (right * scale).contiguous()))
+    multiply = multiplied(x, operands, bias, residual, (left, (right * scale).contiguous()))
     return NotImplemented if multiply is None else panels.forward(x, w, None, decode, multiply)
 
 
 def packed_backward(upstream: Tensor, w: Weight, operands: Operands, left: Tensor, right: Tensor) -> Any:
     """As `reference.add_to_packed_gradient`."""
-    multiply = multiplied(upstream, operands, None, (left, right.contiguous()))
+    multiply = multiplied(upstream, operands, low=(left, right.contiguous()))
     return NotImplemented if multiply is None else panels.backward(upstream, w, decode, multiply)

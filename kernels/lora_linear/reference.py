@@ -25,13 +25,14 @@ def add_to_product(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
+    residual: Tensor | None,
     operands: Operands,
     left: Tensor,
     right: Tensor,
     scale: float,
 ) -> Tensor:
-    """x W^T + bias + scale left right."""
-    y: Tensor = dense_forward(x, weight, bias, None, operands)
+    """residual + x W^T + bias + scale left right."""
+    y: Tensor = dense_forward(x, weight, bias, residual, operands)
     return y.addmm_(left, right, alpha=scale)
 
 
@@ -44,10 +45,18 @@ def add_to_gradient(
 
 
 def add_to_packed_product(
-    x: Tensor, w: Weight, bias: Tensor | None, operands: Operands, left: Tensor, right: Tensor, scale: float
+    x: Tensor,
+    w: Weight,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    operands: Operands,
+    left: Tensor,
+    right: Tensor,
+    scale: float,
 ) -> Tensor:
     """As `add_to_product`, W in 4 bits."""
     y: Tensor = linear_forward(x, w, bias, operands)
+    y = y if residual is None else y.add_(residual)
     return y.addmm_(left, right, alpha=scale)
 
 

@@ -87,16 +87,21 @@ def backward(upstream: Tensor, w: Weight, operands: Operands) -> Any:
 
 
 def multiplied(
-    x: Tensor, operands: Operands, bias: Tensor | None = None, low: tuple[Tensor, Tensor] | None = None
+    x: Tensor,
+    operands: Operands,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    low: tuple[Tensor, Tensor] | None = None,
 ) -> panels.Multiply | None:
-    """Panels by our own products where those run; `low` as there."""
-    if not linear.covers(x, bias, *(low or ()), operands=operands):
+    """Panels by our own products where those run; `low` as there, the residual `[rows, out]`."""
+    if not linear.covers(x, bias, residual, *(low or ()), operands=operands):
         return None
 
     def multiply(out: Tensor, x: Tensor, panel: Tensor, part: slice) -> None:
         shift = None if bias is None else bias[part]
         update = low and (low[0], low[1][:, part])
-        linear.product(x, panel, shift, out=out, low=update, operands=operands)
+        start = None if residual is None else residual[:, part]
+        linear.product(x, panel, shift, start=start, out=out, low=update, operands=operands)
 
     return multiply
 

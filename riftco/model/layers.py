@@ -90,15 +90,14 @@ class Linear(nn.Module):
         if self.plain:
             assert self.weight is not None
             return linear(x, self.weight, self.bias, residual=residual, operands=self.operands)
-        y = self._adapted(x)
-        return y if residual is None else residual + y
+        return self._adapted(x, residual)
 
     @property
     def plain(self) -> bool:
         """Whether it is a dense layer without an adapter."""
         return self.weight is not None and self.lora_a is None
 
-    def _adapted(self, x: Tensor) -> Tensor:
+    def _adapted(self, x: Tensor, residual: Tensor | None) -> Tensor:
         weight, lora_a, lora_b = self.packed or self.weight, self.lora_a, self.lora_b
         operands = self.operands
         assert weight is not None
@@ -107,10 +106,14 @@ class Linear(nn.Module):
         bias = self.bias.to(given.dtype)  # rounded only where bfloat16 is what is multiplied
         if lora_a is None or lora_b is None:
             assert isinstance(weight, PackedNf4)
-            return nf4_linear(given, weight, bias, operands=operands).to(x.dtype)
-        base = weight if isinstance(weight, PackedNf4) else operand(weight)
-        low_rank = operand(lora_a.weight), operand(lora_b.weight)
-        return lora_linear(given, base, bias, *low_rank, self.lora_scale, operands=operands).to(x.dtype)
+            y = nf4_linear(given, weight, bias, operands=operands)
+        else:
+            base = weight if isinstance(weight, PackedNf4) else operand(weight)
+            low_rank = operand(lora_a.weight), operand(lora_b.weight)
+            inside = residual if given.dtype == x.dtype else None  # it is not rounded with the rest
+            y = lora_linear(given, base, bias, *low_rank, self.lora_scale, residual=inside, operands=operands)
+            residual = None if inside is not None else residual
+        return y.to(x.dtype) if residual is None else residual + y.to(x.dtype)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Where the bias goes, the packed weight goes."""

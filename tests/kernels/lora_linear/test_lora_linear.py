@@ -116,6 +116,24 @@ def test_many_rows_may_be_multiplied_with_rounded_operands(name: str, base: str)
             assert max(away[-2:]) < 1e-6  # those of A and B
 
 
+@pytest.mark.parametrize("name", FAST)
+@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize("count", [5, 131])
+def test_a_residual_is_added_and_has_the_upstream_gradient(name: str, base: str, count: int) -> None:
+    plain, summed = layer(base, count, columns=150), layer(base, count, columns=150)
+    leaves, others = require_gradients(plain), require_gradients(summed)
+    residual = torch.randn(1, count, 17).requires_grad_()
+    upstream = torch.cos(torch.arange(count * 17.0)).view(1, count, 17)
+    plain["x"], summed["x"] = plain["x"][None], summed["x"][None]
+    with running(name):
+        wanted = residual + lora_linear(*plain.values(), SCALE)
+        found = lora_linear(*summed.values(), SCALE, residual=residual)
+        gradients = torch.autograd.grad(found, [*others, residual], upstream)
+        expected = torch.autograd.grad(wanted, [*leaves, residual], upstream)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-4)
+    assert all(torch.equal(one, other) for one, other in zip(gradients, expected, strict=True))
+
+
 @pytest.mark.parametrize("base", BASES)
 def test_only_what_is_asked_for_has_a_gradient(base: str) -> None:
     exact, exact_leaves = composed(layer(base), torch.float64)
@@ -201,7 +219,7 @@ def test_native_code_declines_an_update_of_another_dtype() -> None:
     arguments = layer("packed", count=40)
     x, packed = arguments["x"], arguments["weight"].fields()
     left, right = torch.randn(40, 3).bfloat16(), arguments["lora_b"].T
-    assert cpu.packed_forward(x, packed, None, False, left, right, 1.0) is NotImplemented
+    assert cpu.packed_forward(x, packed, None, None, "full", left, right, 1.0) is NotImplemented
 
 
 @pytest.mark.parametrize("base", BASES)
@@ -242,7 +260,8 @@ def test_the_operators_keep_torchs_rules(base: str) -> None:
     require_gradients(arguments)
     weight = arguments["weight"]
     flat = weight.fields() if isinstance(weight, PackedNf4) else (weight,)
-    rest = (arguments["bias"], arguments["lora_a"], arguments["lora_b"], SCALE, "full")
+    residual = torch.randn(5, 17).requires_grad_()
+    rest = (arguments["bias"], residual, arguments["lora_a"], arguments["lora_b"], SCALE, "full")
     name = "lora_linear_nf4" if base == "packed" else "lora_linear"
     operators, x = torch.ops.riftco, arguments["x"]
     torch.library.opcheck(getattr(operators, name).default, (x, *flat, *rest))
