@@ -13,7 +13,7 @@ from kernels.dispatch import use
 from kernels.linear import cpu as linear_cpu
 from kernels.lora_linear import cpu, lora_linear
 from kernels.native import library
-from kernels.nf4 import PackedNf4, dequantize_nf4, quantize_nf4
+from kernels.nf4 import PackedNf4, dequantize_nf4, panels, quantize_nf4
 from kernels.operators import flop_counter
 from tests.kernels.lab import sanitize
 
@@ -132,6 +132,19 @@ def test_a_residual_is_added_and_has_the_upstream_gradient(name: str, base: str,
         expected = torch.autograd.grad(wanted, [*leaves, residual], upstream)
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-4)
     assert all(torch.equal(one, other) for one, other in zip(gradients, expected, strict=True))
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_each_panel_of_a_packed_weight_adds_its_own_part_of_the_residual(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(panels, "PANEL", 64 * 96)
+    weight, x = torch.randn(200, 96), torch.randn(40, 96)
+    adapter, residual = (torch.randn(3, 96), torch.randn(200, 3), SCALE), torch.randn(40, 200)
+    with running(name):
+        plain = lora_linear(x, quantize_nf4(weight), None, *adapter)
+        summed = lora_linear(x, quantize_nf4(weight), None, *adapter, residual=residual)
+    torch.testing.assert_close(summed, plain + residual, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("base", BASES)
