@@ -35,7 +35,7 @@ def lora_linear(
 
     x `[..., in]`, weight `[out, in]`, bias `[out]`, residual `[..., out]`, lora_a `[rank, in]` and lora_b
     `[out, rank]` have one dtype (float32, bf16 or float64) and device; a packed weight has no dtype.
-    operands: of the products with the weight, as in `linear`.
+    operands: of the products with the weight, as in `linear` or, for a packed one, `nf4_linear`.
     """
     require_operands(operands)
     _require(x, weight, bias, residual, lora_a, lora_b)

@@ -11,7 +11,7 @@ from torch import Tensor
 from kernels.linear.cpu import covers, product
 from kernels.native import Float, Integer, Pointer, function, library
 from kernels.nf4 import panels
-from kernels.nf4.cpu import decode, multiplied
+from kernels.nf4.cpu import FEW_ROWS, decode, multiplied
 from kernels.nf4.packed import Weight
 from kernels.operands import Operands
 
@@ -91,7 +91,9 @@ def packed_forward(
     right: Tensor,
     scale: float,
 ) -> Any:
-    """As `reference.add_to_packed_product`."""
+    """As `reference.add_to_packed_product`, which decodes a weight for few rows in registers."""
+    if len(x) <= FEW_ROWS:
+        return NotImplemented
     multiply = multiplied(x, operands, bias, residual, (left, (right * scale).contiguous()))
     return NotImplemented if multiply is None else panels.forward(x, w, None, decode, multiply)
 

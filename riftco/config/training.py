@@ -90,7 +90,7 @@ class OptimizationConfig(Config):
     """Batches whose gradients make one optimiser step; every trained token counts the same."""
     precision: Literal["fp32", "bf16", "int8"] = "fp32"
     """`bf16`: matrix products in bfloat16, or in 16-bit fixed point on CPUs with AVX2 and no matrix units.
-    `int8`: in 8 bits with a scale for each 64 numbers, which CPUs with VNNI multiply fastest. Weights,
+    `int8`: in 8 bits with a scale for each 64 numbers, fastest on CPUs with AVX-512 VNNI. Weights,
     optimiser state, statistics and loss stay float32."""
     compile: Flag = False
     """Compile the blocks with `torch.compile`: up to a minute at the start; its gain varies by device."""

@@ -134,6 +134,13 @@ def test_a_residual_is_added_and_has_the_upstream_gradient(name: str, base: str,
     assert all(torch.equal(one, other) for one, other in zip(gradients, expected, strict=True))
 
 
+@pytest.mark.parametrize("count", [1, 12])
+def test_few_rows_are_not_rounded_over_a_packed_weight(count: int) -> None:
+    arguments = layer("packed", count)
+    wanted = lora_linear(*arguments.values(), SCALE)
+    assert torch.equal(lora_linear(*arguments.values(), SCALE, operands="int8"), wanted)
+
+
 @pytest.mark.parametrize("name", FAST)
 def test_each_panel_of_a_packed_weight_adds_its_own_part_of_the_residual(
     monkeypatch: pytest.MonkeyPatch, name: str

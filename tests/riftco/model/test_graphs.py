@@ -75,6 +75,14 @@ def test_a_second_backward_is_refused(model: Model) -> None:
         logits.exp().sum().backward()
 
 
+def test_another_precision_makes_a_replayed_graph_stale(model: Model) -> None:
+    model.activation_checkpointing, model.precision = "block", "int8"
+    loss = next_token_loss(model, IDS, IDS)
+    model.precision = "fp32"
+    with pytest.raises(RuntimeError, match="parameters or precision changed"):
+        loss.backward()
+
+
 @pytest.mark.parametrize("checkpointing", ["disabled", "block"])
 @pytest.mark.parametrize("targets", [None, ("attention.query",), ("language_model_head",)])
 def test_a_step_makes_graphs_stale(model: Model, targets: tuple[str, ...] | None, checkpointing: str) -> None:

@@ -86,6 +86,19 @@ def test_the_limit_is_the_rate_of_a_product(monkeypatch: pytest.MonkeyPatch, dty
     assert 1e8 < limit < 1e15
 
 
+def test_the_limit_of_int8_is_that_of_float32_matrices_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = set()
+
+    def product(a: torch.Tensor, b: torch.Tensor, *, operands: str) -> torch.Tensor:
+        seen.add((a.dtype, b.dtype, operands))
+        return a @ b
+
+    monkeypatch.setattr(pace, "_MEASURING_SECONDS", 0.02)
+    monkeypatch.setattr(pace, "linear", product)
+    matrix_limit(CPU, torch.int8)
+    assert seen == {(torch.float32, torch.float32, "int8")}
+
+
 @pytest.mark.parametrize(("rate", "last"), [(5e10, 1024), (5e13, 8192), (5e15, 8192)])
 def test_the_limit_comes_from_a_product_long_enough_to_time(
     monkeypatch: pytest.MonkeyPatch, rate: float, last: int
