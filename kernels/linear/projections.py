@@ -26,8 +26,8 @@ def projections(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """x W^T + b for each of three weights `[out, in]` and biases `[out]`, `[..., out]`; x is `[..., in]`.
 
-    dtypes, `operands` and errors as for `linear`. A layer whose result is not used may get zeros for gradients,
-    not None.
+    dtypes, `operands` and errors as for `linear`. A layer whose result is not used may get zeros
+    for gradients, not None.
     """
     weights, biases = (query, key, value), (query_bias, key_bias, value_bias)
     if not x.ndim:
