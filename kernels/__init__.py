@@ -11,7 +11,7 @@ from kernels.gelu import gelu
 from kernels.kv_write import kv_write
 from kernels.layer_norm import layer_norm
 from kernels.linear import feed_forward, half_operand, linear
-from kernels.linear.projections import projections
+from kernels.linear.qkv import qkv_linear
 from kernels.lora_linear import lora_linear
 from kernels.nf4 import PackedNf4, dequantize_nf4, nf4_linear, quantize_nf4
 from kernels.operands import Operands
@@ -45,7 +45,7 @@ __all__ = [
     "nf4_linear",
     "orthogonalize",
     "paged_attention",
-    "projections",
+    "qkv_linear",
     "quantize_nf4",
     "sample",
 ]

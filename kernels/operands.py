@@ -12,7 +12,7 @@ Operands = Literal["full", "half", "int8"]
 AVX-512 VNNI; without compiled code they are multiplied as floats."""
 
 RUN = 64  # numbers that share a scale, as in native/fixed.h
-_ONE = 127
+ONE = 127  # the largest whole number
 
 
 def require_operands(operands: str) -> None:
@@ -29,6 +29,6 @@ def in_bytes(x: Tensor, axis: int) -> Tensor:
     lines = x.movedim(axis, -1)
     count = lines.shape[-1]
     runs = functional.pad(lines, (0, -count % RUN)).unflatten(-1, (-1, RUN))
-    scales = runs.abs().amax(-1, keepdim=True) / _ONE
+    scales = runs.abs().amax(-1, keepdim=True) / ONE
     whole = torch.where(scales == 0, 0.0, (runs / scales).round())
     return (whole * scales).flatten(-2)[..., :count].movedim(-1, axis)

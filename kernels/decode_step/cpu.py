@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 from torch.nn.functional import pad
 
-from kernels.decode_step.int8 import RUN
 from kernels.decode_step.weights import Kind, Linear, Norm, PlainWeights, dequantized
 from kernels.native import Pointer, function
 from kernels.nf4 import PackedNf4
 from kernels.nf4.reference import decode_scales
+from kernels.operands import RUN
 
 _PANEL = 16
 _FLOAT32, _BFLOAT16, _NF4, _INT8 = range(4)

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-RUN = 64
-ONE = 127
+from kernels.operands import ONE, RUN
 
 
 @dataclass(frozen=True, slots=True)

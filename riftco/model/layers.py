@@ -19,7 +19,7 @@ from kernels import (
     linear,
     lora_linear,
     nf4_linear,
-    projections,
+    qkv_linear,
 )
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -144,7 +144,7 @@ class Attention(nn.Module):
         if not all(layer.plain for layer in layers):
             return [layer(x) for layer in layers]
         tensors = (tensor for layer in layers for tensor in (layer.weight, layer.bias))
-        return projections(x, *tensors, operands=self.query.operands)  # type: ignore[arg-type]
+        return qkv_linear(x, *tensors, operands=self.query.operands)  # type: ignore[arg-type]
 
     def _split(self, x: Tensor) -> Tensor:
         """`[B, T, D]` to `[B, H, T, d]`."""

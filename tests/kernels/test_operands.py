@@ -12,7 +12,7 @@ from kernels import (
     linear_cross_entropy,
     lora_linear,
     nf4_linear,
-    projections,
+    qkv_linear,
     quantize_nf4,
 )
 from kernels.operands import RUN, in_bytes
@@ -22,7 +22,7 @@ X, W, B = random(3, 8), random(8, 8), random(8)
 TARGETS = torch.zeros(3, dtype=torch.int64)
 CALLS: list[Callable[..., object]] = [
     lambda **word: linear(X, W, B, **word),
-    lambda **word: projections(X, W, B, W, B, W, B, **word),
+    lambda **word: qkv_linear(X, W, B, W, B, W, B, **word),
     lambda **word: feed_forward(X, W, B, W, B, X, **word),
     lambda **word: lora_linear(X, W, B, W, W, 1.0, **word),
     lambda **word: nf4_linear(X, quantize_nf4(W), B, **word),

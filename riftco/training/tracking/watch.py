@@ -51,7 +51,7 @@ def run_facts(
 
     `device` is where the run computes; the model may lie elsewhere meanwhile, as one does that is sharded.
     """
-    # Where half precision is no faster, a run that asks for it is still held against what the machine can do.
+    # Where its precision is no faster than float32, a run is still held against what the machine can do.
     dtypes = dict.fromkeys((torch.float32, _DTYPES[config.precision]))
     limits = {dtype: matrix_limit(device, dtype) for dtype in dtypes}
     if limits.get(torch.int8, math.inf) < limits[torch.float32]:

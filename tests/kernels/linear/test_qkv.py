@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import linear, projections
+from kernels import linear, qkv_linear
 from kernels.linear import cpu
-from kernels.linear.projections import _projections, _projections_backward
+from kernels.linear.qkv import _qkv_linear, _qkv_linear_backward
 from kernels.operators import flop_counter
 from tests.kernels.cases import leaves, random, running
 
@@ -37,7 +37,7 @@ def upstream(results: tuple[Tensor, ...]) -> list[Tensor]:
 @pytest.mark.parametrize("operands", ["full", "half", "int8"])
 def test_values_and_gradients_are_those_of_three_layers(implementation, operands, rows) -> None:
     ours, theirs = leaves(*inputs(rows)), leaves(*inputs(rows))
-    found, wanted = projections(*ours, operands=operands), separate(*theirs, operands=operands)
+    found, wanted = qkv_linear(*ours, operands=operands), separate(*theirs, operands=operands)
     torch.autograd.backward(found, upstream(found))
     torch.autograd.backward(wanted, upstream(wanted))
     for one, other in zip(found, wanted, strict=True):
@@ -49,16 +49,16 @@ def test_values_and_gradients_are_those_of_three_layers(implementation, operands
 @pytest.mark.parametrize("asked", range(7))
 def test_only_gradients_that_are_asked_for_appear(implementation, asked) -> None:
     given, full = inputs(), leaves(*inputs())
-    sum(y.square().sum() for y in projections(*full)).backward()
+    sum(y.square().sum() for y in qkv_linear(*full)).backward()
     given[asked].requires_grad_()
-    sum(y.square().sum() for y in projections(*given)).backward()
+    sum(y.square().sum() for y in qkv_linear(*given)).backward()
     assert [x.grad is not None for x in given] == [place == asked for place in range(7)]
     torch.testing.assert_close(given[asked].grad, full[asked].grad, rtol=1e-5, atol=1e-4)
 
 
 def test_what_is_not_used_adds_nothing(implementation) -> None:
     ours, theirs = leaves(*inputs()), leaves(*inputs())
-    projections(*ours)[1].sum().backward()
+    qkv_linear(*ours)[1].sum().backward()
     separate(*theirs)[1].sum().backward()
     torch.testing.assert_close(ours[0].grad, theirs[0].grad, rtol=1e-5, atol=1e-4)
     torch.testing.assert_close(ours[3].grad, theirs[3].grad)
@@ -68,7 +68,7 @@ def test_what_is_not_used_adds_nothing(implementation) -> None:
 def test_upstream_gradients_are_left_as_they_are(implementation) -> None:
     """The gradient of x is summed in place, but not in what others may have too."""
     given = leaves(*inputs(out=70))
-    found = projections(*given)
+    found = qkv_linear(*given)
     above = upstream(found)
     before = [each.clone() for each in above]
     torch.autograd.backward(found, above)
@@ -79,23 +79,23 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
     given = inputs()
     given[4] = random(32)
     with pytest.raises(ValueError, match=r"key_bias is torch.float32 \[32\].*make it torch.float32 \[33\]"):
-        projections(*given)
+        qkv_linear(*given)
 
 
 def test_the_operators_are_sound() -> None:
     given = leaves(*inputs(6, 5, 4))
-    torch.library.opcheck(_projections, (*given, "full"))
+    torch.library.opcheck(_qkv_linear, (*given, "full"))
     x, *layers = [tensor.detach() for tensor in given]
     gradients = [random(6, 4, seed=i) for i in range(3)]
     asked = [True, True, False, False, True, True, True]
-    torch.library.opcheck(_projections_backward, (gradients, x, layers[::2], asked, "half"))
+    torch.library.opcheck(_qkv_linear_backward, (gradients, x, layers[::2], asked, "half"))
 
 
 def test_compiling_changes_nothing_and_products_are_counted() -> None:
-    compiled = torch.compile(projections, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(qkv_linear, fullgraph=True, backend="aot_eager")
     first, second = leaves(*inputs()), leaves(*inputs())
     with flop_counter(display=False) as counter:
-        sum(y.sum() for y in projections(*first)).backward()
+        sum(y.sum() for y in qkv_linear(*first)).backward()
     assert counter.get_total_flops() == 9 * 2 * 40 * 70 * 33
     sum(y.sum() for y in compiled(*second)).backward()
     assert all(torch.equal(a.grad, b.grad) for a, b in zip(first, second, strict=True))

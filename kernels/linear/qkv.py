@@ -10,10 +10,10 @@ from kernels.linear import _matrix, _require, dense_backward, dense_forward, few
 from kernels.operands import Operands, require_operands
 from kernels.operators import define, in_shape
 
-__all__ = ["projections"]
+__all__ = ["qkv_linear"]
 
 
-def projections(
+def qkv_linear(
     x: Tensor,
     query: Tensor,
     query_bias: Tensor,
@@ -36,11 +36,11 @@ def projections(
     names = {"query": query, "key": key, "value": value}
     bias_names = {f"{name}_bias": bias for name, bias in zip(names, biases, strict=True)}
     require_operands(operands)
-    _require("projections", x, (shape,) * 3 + (shape[:1],) * 3, **names, **bias_names)
+    _require("qkv_linear", x, (shape,) * 3 + (shape[:1],) * 3, **names, **bias_names)
     if operands == "full" and few(x):
         q, k, v = (linear(x, weight, bias) for weight, bias in zip(weights, biases, strict=True))
         return q, k, v
-    found: tuple[Tensor, Tensor, Tensor] = _projections(
+    found: tuple[Tensor, Tensor, Tensor] = _qkv_linear(
         x, query, query_bias, key, key_bias, value, value_bias, operands
     )
     return found
@@ -91,7 +91,7 @@ def _differentiate(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
     given = [torch.zeros_like(some) if gradient is None else gradient for gradient in gradients]
     needed = list(ctx.needs_input_grad[:7])
     rows = some if x is None else x
-    found = iter(_projections_backward(given, rows, weights, needed, ctx.operands) if any(needed) else ())
+    found = iter(_qkv_linear_backward(given, rows, weights, needed, ctx.operands) if any(needed) else ())
     return *(next(found) if wanted else None for wanted in needed), None
 
 
@@ -103,15 +103,15 @@ def _backward_flops(gradients: Any, x: Any, weights: Any, needed: list[bool], *_
     return 2 * math.prod(x[:-1]) * math.prod(weights[0]) * (3 * needed[0] + sum(needed[1::2]))
 
 
-_projections_backward = define(
-    "projections_backward(Tensor[] gradients, Tensor x, Tensor[] weights, bool[] needed, str operands)"
+_qkv_linear_backward = define(
+    "qkv_linear_backward(Tensor[] gradients, Tensor x, Tensor[] weights, bool[] needed, str operands)"
     " -> Tensor[]",
     _backward,
     fake=_fake_backward,
     flops=_backward_flops,
 )
-_projections = define(
-    "projections(Tensor x, Tensor query, Tensor query_bias, Tensor key, Tensor key_bias, Tensor value,"
+_qkv_linear = define(
+    "qkv_linear(Tensor x, Tensor query, Tensor query_bias, Tensor key, Tensor key_bias, Tensor value,"
     " Tensor value_bias, str operands) -> (Tensor, Tensor, Tensor)",
     _forward,
     fake=_fake_forward,
