@@ -1,6 +1,7 @@
 """One Prefect server for all tests that need it, started when the first of them asks."""
 
 import os
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,6 +34,9 @@ def prefect_api(riftco_home: Path) -> Iterator[str]:
             PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None,
             PREFECT_LOGGING_TO_API_ENABLED: False,
         }
-        with temporary_settings(updates=settings):
+        with temporary_settings(updates=settings), pytest.MonkeyPatch.context() as patch:
+            for module in ("websockets.client", "websockets.asyncio.connection"):
+                # An open connection draws from the global generator, which checkpoints hold, every 20 s.
+                patch.setattr(f"{module}.random", random.Random())
             yield url
             send_what_is_queued()
