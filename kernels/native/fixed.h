@@ -18,8 +18,14 @@ INLINE vf magnitude(vf x) { return bits<vf>(bits<vi>(x) & 0x7FFFFFFF); }
 // The nearest whole number to x times `factor` in the lower 16 bits, for products of magnitudes below 2^15.
 INLINE vi whole_bits(vf x, vf factor) { return bits<vi>(fma(x, factor, splat(12582912.0f))); }
 
+// That number itself, for products of magnitudes below 2^22.
+INLINE vi whole_number(vf x, vf factor) { return whole_bits(x, factor) - bits<int32_t>(12582912.0f); }
+
 // The larger of magnitudes, of which one that is no number is the largest.
-INLINE vf larger(vf a, vf b) { return bits<vf>(bits<vi>(a) > bits<vi>(b) ? bits<vi>(a) : bits<vi>(b)); }
+INLINE vf larger(vf a, vf b) {
+    const vi x = bits<vi>(a), y = bits<vi>(b);
+    return bits<vf>(x > y ? x : y);  // of one type: an instruction
+}
 
 // What a whole number of 1 stands for, in runs with these largest magnitudes and these sums of them; no number where
 // one of them is none, and 0 for runs of zeros, whose whole numbers then mean nothing.

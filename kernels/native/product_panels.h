@@ -155,6 +155,9 @@ struct Words {
     static_assert(COUNT == 2 || (QUADS && BYTES));
 
     template <bool LEFT>
+    static constexpr bool TOTALS = LEFT && !BYTES;  // a scale depends on the sum of magnitudes too
+
+    template <bool LEFT>
     MEMBER static vf scale(vf most, vf total) {
         return BYTES ? most / float(BYTE_ONE) : scale_of<LEFT>(most, total);
     }
@@ -197,10 +200,8 @@ struct Strip {
             };
             const float *at = from + first * outer;
             if (outer == 1 && first + LINE <= count)
-                for (int64_t k = 0; k < length; k++, at += inner) {
-                    for (int64_t j = 0; first == 0 && j < WIDTH; j += LINE) __builtin_prefetch(at + 12 * inner + j);
+                for (int64_t k = 0; k < length; k++, at += inner)
                     for (int v = 0; v < AT_ONCE; v++) add(k, v, load(at + v * LANES));
-                }
             else
                 for (int64_t k = 0; k < length; k += LANES)
                     for (int v = 0; v < AT_ONCE; v++) {
@@ -215,22 +216,64 @@ struct Strip {
         }
     }
 
-    // Whole numbers in place of the numbers, neighbours in a word.
+    // The scales of WIDTH lines, from the largest magnitudes and, where they matter, their sums.
+    MEMBER void scale(const float *most, const float *total) {
+        for (int64_t i = 0; i < WIDTH; i += LANES)
+            store(scales + i, Words::template scale<LEFT>(load(most + i), total ? load(total + i) : vf{}));
+    }
+
+    // The numbers that were read, in place.
     MEMBER void fix(int64_t count, int64_t length) {
+        for (int64_t k = length; k < round_up(length, Words::PER_WORD); k++)
+            std::fill(numbers[k], numbers[k] + WIDTH, 0.0f);
+        fix(numbers[0], WIDTH, count, length);
+    }
+
+    // Numbers from[k][i] to words of neighbours along k, by the scales.
+    MEMBER void fix(const float *from, int64_t inner, int64_t count, int64_t length) {
         constexpr int PER_WORD = Words::PER_WORD;
-        for (int64_t k = length; k < round_up(length, PER_WORD); k++) std::fill(numbers[k], numbers[k] + WIDTH, 0.0f);
         for (int64_t i = 0; i < round_up(count, SIZE); i += LANES) {
             vf factor = 1 / load(scales + i);
             vi start = {};
             for (int64_t k = 0; k < length; k += PER_WORD) {
                 vi whole[PER_WORD];
-                for (int j = 0; j < PER_WORD; j++) whole[j] = whole_bits(load(numbers[k + j] + i), factor);
-                vi word = Words::template of<LEFT>(whole);
-                if constexpr (Words::QUADS && !LEFT) start -= add_quad_products(vi{} + int(0x80808080), word, vi{});
-                store(numbers[k / PER_WORD] + i, bits<vf>(word));
+                for (int j = 0; j < PER_WORD; j++) whole[j] = whole_bits(load(from + (k + j) * inner + i), factor);
+                put(Words::template of<LEFT>(whole), k / PER_WORD, i, start);
             }
             store(starts + i, start);
         }
+    }
+
+    // Scales and words of LANES whole runs that are contiguous, turned when they are bytes; where words have four.
+    MEMBER void fix_contiguous(const float *from, int64_t outer, int64_t line) {
+        vf most[LANES] = {};
+        for (int64_t i = 0; i < LANES; i++)
+            for (int64_t k = 0; k < RUN; k += LANES) most[i] = larger(most[i], magnitude(load(from + i * outer + k)));
+        store(scales + line, Words::template scale<LEFT>(all_folded(most, larger), vf{}));
+        alignas(64) float factors[LANES];
+        store(factors, 1 / load(scales + line));
+        vf square[LANES];
+        for (int64_t i = 0; i < LANES; i++) {
+            vi whole[4];  // a run has four vectors where a word has four bytes
+            for (int64_t j = 0; j < 4; j++) {
+                const float *at = from + i * outer + j * LANES;
+                __builtin_prefetch(at + WIDTH * outer, 0, 2);
+                whole[j] = whole_number(load(at), splat(factors[i]));
+            }
+            square[i] = bits<vf>(to_bytes(whole));
+        }
+        transpose(square);
+        vi start = {};
+        for (int i = 0; i < LANES; i++) {
+            vi word = bits<vi>(square[i]);
+            put(LEFT ? word ^ int(0x80808080) : word, i % 4 * 4 + i / 4, line, start);
+        }
+        store(starts + line, start);
+    }
+
+    MEMBER void put(vi word, int64_t k, int64_t i, vi &start) {
+        if constexpr (Words::QUADS && !LEFT) start -= add_quad_products(vi{} + int(0x80808080), word, vi{});
+        store(numbers[k] + i, bits<vf>(word));
     }
 
     // to[panel][word][i], to_scales[panel][i] and, but for left factors, to_starts likewise; panels are `panel` words
@@ -262,18 +305,60 @@ struct FixedPanels {
     int64_t runs() const { return (depth + RUN - 1) / RUN; }
 
     template <bool LEFT, int SIZE>
-    void pack(int32_t *to, float *scales, const float *from, int64_t outer, int64_t inner, int64_t count) {
+    void pack(int32_t *to, float *to_scales, const float *from, int64_t outer, int64_t inner, int64_t count) {
         Strip<Words, LEFT, SIZE> strip;
-        for (int64_t i = 0; i < count; i += strip.WIDTH)
+        int64_t done = outer == 1 ? pack_adjacent(strip, to, to_scales, from, inner, count) : 0;
+        for (int64_t i = done; i < count; i += strip.WIDTH)
             for (int64_t run = 0; run < runs(); run++) {
-                int64_t length = std::min(RUN, depth - run * RUN), lines = std::min(strip.WIDTH, count - i);
-                strip.read(from + i * outer + run * RUN * inner, outer, inner, lines, length);
-                strip.fix(lines, length);
-                int64_t at = i * runs() + run * SIZE;
-                strip.cut(lines, length, to + i * words() + run * (RUN / PER_WORD) * SIZE, words() * SIZE, scales + at,
-                          LEFT ? nullptr : starts + at, runs() * SIZE);
+                int64_t length = length_of(run), lines = std::min(strip.WIDTH, count - i);
+                const float *at = from + i * outer + run * RUN * inner;
+                if (Words::QUADS && inner == 1 && length == RUN && lines == strip.WIDTH) {
+                    for (int64_t line = 0; line < lines; line += LANES) strip.fix_contiguous(at + line * outer, outer, line);
+                } else {
+                    strip.read(at, outer, inner, lines, length);
+                    strip.fix(lines, length);
+                }
+                put(strip, to, to_scales, i, run, lines);
             }
     }
+
+    // Whole strips of lines that lie side by side; how many lines that is. Memory is read as it lies, once, and a run of
+    // all lines, which is in the cache then, once more.
+    template <bool LEFT, int SIZE>
+    int64_t pack_adjacent(Strip<Words, LEFT, SIZE> &strip, int32_t *to, float *to_scales, const float *from,
+                          int64_t inner, int64_t count) {
+        if (depth % PER_WORD) return 0;
+        constexpr bool TOTALS = Words::template TOTALS<LEFT>;
+        alignas(64) float most[WIDE], total[WIDE];
+        count -= count % strip.WIDTH;
+        for (int64_t run = 0; run < runs(); run++, from += RUN * inner) {
+            std::fill(most, most + count, 0.0f);
+            if (TOTALS) std::fill(total, total + count, 0.0f);
+            for (int64_t k = 0; k < length_of(run); k++)
+                for (int64_t i = 0; i < count; i += LANES) {
+                    __builtin_prefetch(from + (k + 8) * inner + i, 0, 2);
+                    vf size = magnitude(load(from + k * inner + i));
+                    store(most + i, larger(load(most + i), size));
+                    if (TOTALS) store(total + i, load(total + i) + size);
+                }
+            for (int64_t i = 0; i < count; i += strip.WIDTH) {
+                strip.scale(most + i, TOTALS ? total + i : nullptr);
+                strip.fix(from + i, inner, strip.WIDTH, length_of(run));
+                put(strip, to, to_scales, i, run, strip.WIDTH);
+            }
+        }
+        return count;
+    }
+
+    template <bool LEFT, int SIZE>
+    void put(const Strip<Words, LEFT, SIZE> &strip, int32_t *to, float *to_scales, int64_t line, int64_t run,
+             int64_t lines) {
+        int64_t at = line * runs() + run * SIZE;
+        strip.cut(lines, length_of(run), to + line * words() + run * (RUN / PER_WORD) * SIZE, words() * SIZE,
+                  to_scales + at, LEFT ? nullptr : starts + at, runs() * SIZE);
+    }
+
+    int64_t length_of(int64_t run) const { return std::min(RUN, depth - run * RUN); }
 
     void pack_left(Strided from, int64_t rows) {
         pack<true, TILE_ROWS>(a, a_scales, from.at, from.row, from.column, rows);

@@ -153,9 +153,16 @@ constexpr bool QUADS = true;
 INLINE vi add_quad_products(vi a, vi b, vi c) {
     return bits<vi>(_mm512_dpbusd_epi32(bits<__m512i>(c), bits<__m512i>(a), bits<__m512i>(b)));
 }
+// Whole numbers of four vectors as bytes, in the order of instructions: lane 4 i + j has lanes 4 i to 4 i + 3 of vector j.
+INLINE vi to_bytes(const vi (&from)[4]) {
+    __m512i lower = _mm512_packs_epi32(bits<__m512i>(from[0]), bits<__m512i>(from[1]));
+    __m512i upper = _mm512_packs_epi32(bits<__m512i>(from[2]), bits<__m512i>(from[3]));
+    return bits<vi>(_mm512_packs_epi16(lower, upper));
+}
 #else
 constexpr bool QUADS = false;
 INLINE vi add_quad_products(vi, vi, vi) { __builtin_unreachable(); }
+INLINE vi to_bytes(const vi (&)[4]) { __builtin_unreachable(); }
 #endif
 
 INLINE vf maximum(vf a, vf b) { return a > b ? a : b; }
@@ -197,15 +204,19 @@ INLINE void transpose(vf square[LANES]) {
     if constexpr (STEP > 1) transpose<STEP / 2>(square);
 }
 
-// The sums of the lanes of LANES vectors, each by the tree of `sum`.
-template <int STEP = LANES / 2>
-INLINE vf sums_of(vf x[LANES]) {
+// The lanes of each of LANES vectors in one by `f`, by the tree of `folded`.
+template <int STEP = LANES / 2, class F>
+INLINE vf all_folded(vf x[LANES], const F &f) {
     for (int i = 0; i < STEP; i++) {
         trade<STEP>(x[i], x[i + STEP], std::make_integer_sequence<int, LANES>());
-        x[i] += x[i + STEP];
+        x[i] = f(x[i], x[i + STEP]);
     }
-    if constexpr (STEP > 1) return sums_of<STEP / 2>(x);
+    if constexpr (STEP > 1) return all_folded<STEP / 2>(x, f);
     return x[0];
+}
+
+INLINE vf sums_of(vf x[LANES]) {
+    return all_folded(x, [](vf a, vf b) __attribute__((always_inline)) { return a + b; });
 }
 
 // The value at x of the polynomial with these coefficients, from the highest power down, by Horner's rule.
