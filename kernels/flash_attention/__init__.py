@@ -5,7 +5,7 @@ probabilities again in its backward (Dao et al. 2022). `materialized_attention` 
 out and keeps the probabilities. Both are differentiable and agree within float32 rounding.
 """
 
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from torch import Tensor
 from kernels.dispatch import Operation
 from kernels.flash_attention import cpu, reference
 from kernels.flash_attention.reference import causal_attention as materialized_attention
+from kernels.operands import AttentionOperands
 from kernels.operators import define
 
 __all__ = ["flash_attention", "materialized_attention"]
@@ -20,21 +21,32 @@ __all__ = ["flash_attention", "materialized_attention"]
 _DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 
 
-def flash_attention(q: Tensor, k: Tensor, v: Tensor, *, document_starts: Tensor | None = None) -> Tensor:
+def flash_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    document_starts: Tensor | None = None,
+    operands: AttentionOperands = "full",
+) -> Tensor:
     """softmax(q k^T / sqrt(d)) v, causal; q is `[B, H, Tq, d]`, k and v `[B, H, Tk, d]`, the result like q.
 
     Queries are the last of the keys' positions: query i sees keys j <= i + Tk - Tq, and 0 comes out where
     it sees none. With `document_starts`, int32 or int64 `[B, T]` for Tq = Tk = T, position i sees only j >=
     document_starts[b, i], the first position of the document that it belongs to.
 
-    float32, bfloat16 (computed in float32) or float64 (in torch); one dtype and device. Differentiable once
+    float32, bfloat16 or float64 (in torch); one dtype and device. Products take their factors, probabilities
+    and gradients too, in float32 on CPUs; with `operands="half"` they round them to bfloat16 where a CPU
+    multiplies that faster (AVX-512 BF16), as GPUs do then, and for bfloat16 always. Differentiable once
     in q, k and v; the gradients are the same bits each time. The result lies in memory as `[B, T, H, d]`.
     ValueError for shapes, dtypes or devices that do not fit.
     """
     _check(q, k, v)
+    if operands not in get_args(AttentionOperands):
+        raise ValueError(f"operands must be full or half, got {operands!r}")
     if document_starts is not None:
         _check_starts(document_starts, q, k)
-    return _flash_attention(q, k, v, document_starts)[0]
+    return _flash_attention(q, k, v, document_starts, operands)[0]
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -64,27 +76,59 @@ def _check_starts(document_starts: Tensor, q: Tensor, k: Tensor) -> None:
         raise ValueError(f"document_starts must be on {q.device} as q is, got {document_starts.device}")
 
 
+def _torch_forward(
+    q: Tensor, k: Tensor, v: Tensor, document_starts: Tensor | None, operands: AttentionOperands
+) -> tuple[Tensor, Tensor]:
+    return reference.forward(q, k, v, document_starts)
+
+
 def _torch_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, document_starts: Tensor | None
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    document_starts: Tensor | None,
+    operands: AttentionOperands,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return reference.backward(grad, q, k, v, out, document_starts)
 
 
-def _triton_forward(*arguments: Any) -> Any:
+def _triton_forward(
+    q: Tensor, k: Tensor, v: Tensor, document_starts: Tensor | None, operands: AttentionOperands
+) -> Any:
     from kernels.flash_attention.triton_forward import forward
 
-    return forward(*arguments)
+    found = forward(*_factors(operands, q, k, v), document_starts)
+    return found if found is NotImplemented else (found[0].to(q.dtype), found[1])
 
 
-def _triton_backward(*arguments: Any) -> Any:
+def _triton_backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    document_starts: Tensor | None,
+    operands: AttentionOperands,
+) -> Any:
     from kernels.flash_attention.triton_backward import backward
 
-    return backward(*arguments)
+    found = backward(*_factors(operands, grad, q, k, v, out), lse, document_starts)
+    return found if found is NotImplemented else tuple(x.to(q.dtype) for x in found)
+
+
+def _factors(operands: AttentionOperands, *tensors: Tensor) -> list[Tensor]:
+    """As the kernels' matrix units take them; float64 stays for the definition."""
+    half = operands == "half" and tensors[0].dtype == torch.float32
+    return [x.bfloat16() for x in tensors] if half else list(tensors)
 
 
 _forward = Operation(
     "flash_attention",
-    torch=reference.forward,
+    torch=_torch_forward,
     native=cpu.forward if cpu.built else None,
     triton=_triton_forward,
 )
@@ -96,26 +140,25 @@ _backward = Operation(
 )
 
 
-def _fake_forward(q: Tensor, k: Tensor, v: Tensor, document_starts: Tensor | None) -> tuple[Tensor, Tensor]:
+def _fake_forward(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return reference.empty_heads(q, q.shape), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
-def _fake_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, document_starts: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
+def _fake_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
     dq, dk, dv = (reference.empty_heads(x, x.shape) for x in (q, k, v))
     return dq, dk, dv
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, document_starts = inputs
+    q, k, v, document_starts, ctx.operands = inputs
     ctx.mark_non_differentiable(output[1])
     ctx.save_for_backward(q, k, v, *output, document_starts)
 
 
 def _differentiate(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
     q, k, v, out, lse, document_starts = ctx.saved_tensors
-    return (*_flash_attention_backward(grad, q, k, v, out, lse, document_starts), None)
+    found = _flash_attention_backward(grad, q, k, v, out, lse, document_starts, ctx.operands)
+    return (*found, None, None)
 
 
 def _pairs(queries: int, keys: int) -> int:
@@ -134,13 +177,13 @@ def _backward_flops(grad: Any, q: Any, k: Any, *_: Any, **__: Any) -> int:
 
 _flash_attention_backward = define(
     "flash_attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
-    "Tensor? document_starts) -> (Tensor, Tensor, Tensor)",
+    "Tensor? document_starts, str operands) -> (Tensor, Tensor, Tensor)",
     _backward,
     fake=_fake_backward,
     flops=_backward_flops,
 )
 _flash_attention = define(
-    "flash_attention(Tensor q, Tensor k, Tensor v, Tensor? document_starts) -> (Tensor, Tensor)",
+    "flash_attention(Tensor q, Tensor k, Tensor v, Tensor? document_starts, str operands) -> (Tensor, Tensor)",
     _forward,
     fake=_fake_forward,
     backward=_differentiate,

@@ -70,26 +70,50 @@ INLINE void store_halves(int16_t *to, vi value) {
     std::memcpy(to, &half, sizeof half);
 }
 
+INLINE vu widened(vh halves) {
+#if defined(__AVX512F__) && RIFTCO_LANES == 16
+    return bits<vu>(_mm512_cvtepu16_epi32(bits<__m256i>(halves)));  // GCC 12 does the conversion in halves
+#else
+    return __builtin_convertvector(halves, vu);
+#endif
+}
+
 INLINE vf load(const bf16 *from) {
     vh half;
     std::memcpy(&half, from, sizeof half);
-    return bits<vf>(__builtin_convertvector(half, vu) << 16);
+    return bits<vf>(widened(half) << 16);
 }
 
-// Rounds to nearest, ties to even; NaN stays NaN. One instruction where the CPU has it, which takes subnormals as 0.
-INLINE void store(bf16 *to, vf value) {
+// Whether this CPU rounds to bf16, and multiplies it, in one instruction. Both take subnormals as 0.
 #if defined(__AVX512F__) && RIFTCO_LANES == 16
-    if (__builtin_cpu_supports("avx512bf16")) {
-        vh rounded;
-        asm("vcvtneps2bf16 %1, %0" : "=v"(rounded) : "v"(value));
-        std::memcpy(to, &rounded, sizeof rounded);
-        return;
-    }
+INLINE bool has_bf16() { return __builtin_cpu_supports("avx512bf16"); }
+INLINE vh round_to_bf16(vf value) {
+    vh rounded;
+    asm("vcvtneps2bf16 %1, %0" : "=v"(rounded) : "v"(value));
+    return rounded;
+}
+// c + the products of the lower halves + those of the upper ones, halves in bf16.
+INLINE vf add_bf16_products(vi a, vi b, vf c) {
+    asm("vdpbf16ps %2, %1, %0" : "+v"(c) : "v"(a), "v"(b));
+    return c;
+}
+#else
+INLINE bool has_bf16() { return false; }
+INLINE vh round_to_bf16(vf) { __builtin_unreachable(); }
+INLINE vf add_bf16_products(vi, vi, vf) { __builtin_unreachable(); }
 #endif
-    vu b = bits<vu>(value);
-    vu rounded = (b + 0x7FFF + ((b >> 16) & 1)) >> 16;
-    vi nan = value != value;
-    vh half = __builtin_convertvector(nan ? (b >> 16) | 0x40 : rounded, vh);
+
+// Rounds to nearest, ties to even; NaN stays NaN.
+INLINE void store(bf16 *to, vf value) {
+    vh half;
+    if (has_bf16()) {
+        half = round_to_bf16(value);
+    } else {
+        vu b = bits<vu>(value);
+        vu rounded = (b + 0x7FFF + ((b >> 16) & 1)) >> 16;
+        vi nan = value != value;
+        half = __builtin_convertvector(nan ? (b >> 16) | 0x40 : rounded, vh);
+    }
     std::memcpy(to, &half, sizeof half);
 }
 
@@ -188,6 +212,19 @@ INLINE float sum(vf a) {
 
 INLINE float largest(vf a) { return folded(a, maximum); }
 
+// The halves of two vectors in turns: those of a in the lower halves of two vectors, those of b in the upper ones.
+template <int... HALF>
+INLINE std::pair<vi, vi> interleaved(vi a, vi b, std::integer_sequence<int, HALF...>) {
+    typedef int16_t halves __attribute__((vector_size(4 * LANES)));
+    halves x = bits<halves>(a), y = bits<halves>(b);
+    return {bits<vi>(__builtin_shuffle(x, y, halves{(HALF / 2 + HALF % 2 * 2 * LANES)...})),
+            bits<vi>(__builtin_shuffle(x, y, halves{(HALF / 2 + LANES + HALF % 2 * 2 * LANES)...}))};
+}
+
+INLINE std::pair<vi, vi> interleaved(vi a, vi b) {
+    return interleaved(a, b, std::make_integer_sequence<int, 2 * LANES>());
+}
+
 // Rows a and b of a square trade the lanes whose index has, or lacks, the bit `STEP`.
 template <int STEP, int... LANE>
 INLINE void trade(vf &a, vf &b, std::integer_sequence<int, LANE...>) {
@@ -239,6 +276,13 @@ INLINE vf exponential(vf x) {
     vf p = polynomial(r, 1.0f / 5040, 1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f);
     vf scale = bits<vf>((bits<vi>(shifted) << 23) + (127 << 23));
     return underflow ? vf{} : p * scale;
+}
+
+// 2^x to a relative 3e-6 for x < 128, 1 for 0, 0 below -126, NaN for NaN.
+INLINE vf power_of_two(vf x) {
+    vf shifted = x + 12582912.0f;  // 1.5 * 2^23: rounds into the low bits
+    vf power = polynomial(x - (shifted - 12582912.0f), 0.009582853f, 0.055906426f, 0.24024099f, 0.6931242f, 1.0f);
+    return x < -126.0f ? vf{} : bits<vf>(bits<vi>(power) + (bits<vi>(shifted) << 23));
 }
 
 // exp(-x^2/2), for T = float to 2 ulp while |x| < 4, for bf16 to a relative 1e-5; 0 from some 2^-126 down. The rounding

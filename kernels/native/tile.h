@@ -7,6 +7,7 @@
 #pragma once
 #include <cstdlib>
 #include <new>
+#include <type_traits>
 #include <utility>
 
 #include "simd.h"
@@ -14,26 +15,53 @@
 constexpr int TILE_ROWS = 6;
 constexpr int TILE_COLUMNS = 2 * LANES;
 
-// The element (i, j) of a matrix lies at `at[i * row + j * column]`.
-struct Strided {
-    const float *at;
+// Factors as words: a float, or two neighbours along the summed index in bf16, the first in the lower half. A Half is
+// one of them: a bf16 where the CPU rounds to it itself.
+enum class Pair : int32_t {};
+enum class Half : uint16_t {};
+template <class Word>
+constexpr int64_t PER_WORD = std::is_same_v<Word, Pair> ? 2 : 1;
+
+INLINE vi load(const Pair *from) {
+    vi out;
+    std::memcpy(&out, from, sizeof out);
+    return out;
+}
+
+INLINE void store(Pair *to, vi value) { std::memcpy(to, &value, sizeof value); }
+INLINE vf load(const Half *from) { return load(reinterpret_cast<const bf16 *>(from)); }
+INLINE void store(Half *to, vf value) {
+    vh half = round_to_bf16(value);
+    std::memcpy(to, &half, sizeof half);
+}
+INLINE vf repeated(float word) { return splat(word); }
+INLINE vi repeated(Pair word) { return vi{} + int32_t(word); }
+INLINE vf add_products(vf a, vf b, vf c) { return fma(a, b, c); }
+INLINE vf add_products(vi a, vi b, vf c) { return add_bf16_products(a, b, c); }
+
+// The word (i, j) of a matrix lies at `at[i * row + j * column]`.
+template <class Word>
+struct Factors {
+    const Word *at;
     int64_t row, column;
 
-    Strided from(int64_t i, int64_t j) const { return {at + i * row + j * column, row, column}; }
+    Factors from(int64_t i, int64_t j) const { return {at + i * row + j * column, row, column}; }
 };
+using Strided = Factors<float>;
 
-// c[6, VECTORS * LANES] = a[6, count] b[count, ...], added to c if `ADD`. Rows of b and c are contiguous.
-template <bool ADD, int VECTORS>
-INLINE void multiply_tile(int64_t count, Strided a, const float *b, int64_t b_row, float *c, int64_t c_row) {
+// c[6, VECTORS * LANES] = a[6, count] b[count, ...], added to c if `ADD`; `count` is of words. Rows of b and c are
+// contiguous.
+template <bool ADD, int VECTORS, class Word>
+INLINE void multiply_tile(int64_t count, Factors<Word> a, const Word *b, int64_t b_row, float *c, int64_t c_row) {
     vf sums[TILE_ROWS][VECTORS];
     for (int i = 0; i < TILE_ROWS; i++)
         for (int j = 0; j < VECTORS; j++) sums[i][j] = ADD ? load(c + i * c_row + j * LANES) : vf{};
     for (int64_t k = 0; k < count; k++) {
-        vf right[VECTORS];
+        decltype(load(b)) right[VECTORS];
         for (int j = 0; j < VECTORS; j++) right[j] = load(b + k * b_row + j * LANES);
         for (int i = 0; i < TILE_ROWS; i++) {
-            vf factor = splat(a.at[i * a.row + k * a.column]);
-            for (int j = 0; j < VECTORS; j++) sums[i][j] = fma(factor, right[j], sums[i][j]);
+            auto factor = repeated(a.at[i * a.row + k * a.column]);
+            for (int j = 0; j < VECTORS; j++) sums[i][j] = add_products(factor, right[j], sums[i][j]);
         }
     }
     for (int i = 0; i < TILE_ROWS; i++)
@@ -41,8 +69,8 @@ INLINE void multiply_tile(int64_t count, Strided a, const float *b, int64_t b_ro
 }
 
 // c[6, columns] as above, tile by tile; tile t of b begins at b + t * b_tile. Columns are rounded up to whole vectors.
-template <bool ADD>
-INLINE void multiply(int64_t count, Strided a, const float *b, int64_t b_row, int64_t b_tile, float *c,
+template <bool ADD, class Word>
+INLINE void multiply(int64_t count, Factors<Word> a, const Word *b, int64_t b_row, int64_t b_tile, float *c,
                      int64_t c_row, int64_t columns) {
     int64_t j = 0;
     for (; j + LANES < columns; j += TILE_COLUMNS, b += b_tile)
@@ -60,31 +88,48 @@ static inline T *aligned(int64_t count) {
     return static_cast<T *>(at);
 }
 
-// Rows [count, width] as float32, scaled, with zeros up to [padded_count, padded_width].
-template <class T>
-static void pack_rows(float *to, const T *from, int64_t from_row, int64_t count, int64_t padded_count,
-                      int64_t width, int64_t padded_width, float scale = 1) {
+// Rows [count, width] as another type, scaled, with zeros up to [padded_count, padded_width].
+template <class To, class T>
+static void pack_rows(To *to, const T *from, int64_t from_row, int64_t count, int64_t padded_count, int64_t width,
+                      int64_t padded_width, float scale = 1) {
     for (int64_t i = 0; i < count; i++, to += padded_width, from += from_row) {
         int64_t j = 0;
-        for (; j + LANES <= width; j += LANES) store(to + j, load(from + j) * scale);
+        for (; j + LANES <= width; j += LANES) {
+            __builtin_prefetch(from + 64 * from_row + j, 0, 2);  // rows of a head lie too far apart for the CPU to guess
+            store(to + j, load(from + j) * scale);
+        }
         if (j < width) store(to + j, load_first(from + j, width - j) * scale), j += LANES;
-        for (; j < padded_width; j += LANES) store(to + j, vf{});
+        std::memset(to + j, 0, (padded_width - j) * sizeof(To));
     }
-    std::fill(to, to + (padded_count - count) * padded_width, 0.0f);
+    std::memset(to, 0, (padded_count - count) * padded_width * sizeof(To));
 }
 
 // Packed rows [count, width], both whole vectors, as columns: for each tile of TILE_COLUMNS rows, [width, TILE_COLUMNS].
-static inline void pack_columns(float *to, const float *rows, int64_t count, int64_t width) {
+template <class Word>
+static void pack_columns(Word *to, const Word *rows, int64_t count, int64_t width) {
     for (int64_t i = 0; i < count; i += LANES, rows += LANES * width) {
-        float *columns = to + i / TILE_COLUMNS * TILE_COLUMNS * width + i % TILE_COLUMNS;
+        Word *columns = to + i / TILE_COLUMNS * TILE_COLUMNS * width + i % TILE_COLUMNS;
         for (int64_t j = 0; j < width; j += LANES) {
             vf square[LANES];
-            for (int k = 0; k < LANES; k++) square[k] = load(rows + k * width + j);
+            for (int k = 0; k < LANES; k++) square[k] = bits<vf>(load(rows + k * width + j));
             transpose(square);
-            for (int k = 0; k < LANES; k++) store(columns + (j + k) * TILE_COLUMNS, square[k]);
+            for (int k = 0; k < LANES; k++) store(columns + (j + k) * TILE_COLUMNS, bits<decltype(load(rows))>(square[k]));
         }
     }
 }
+
+// Packed rows as factors whose summed index runs down them: [count / 2, width] words from [count, words], in which
+// neighbours along a row become neighbours along a column. Both counts are even or padded with zeros.
+static inline void pack_lines(Pair *to, const Pair *rows, int64_t count, int64_t words, int64_t width) {
+    for (int64_t i = 0; i < count; i += 2, rows += 2 * words)
+        for (int64_t j = 0; 2 * j < width; j += LANES, to += LANES) {
+            auto [first, second] = interleaved(load(rows + j), load(rows + words + j));
+            store(to, first);
+            if (2 * j + LANES < width) store(to += LANES, second);
+        }
+}
+
+static inline void pack_lines(float *, const float *, int64_t, int64_t, int64_t) {}  // words of one number are both
 
 // float32 rows [count, padded_width] to rows [count, width] of another type, scaled.
 template <class T>

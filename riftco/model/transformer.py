@@ -21,7 +21,6 @@ from riftco.model.live_model import LiveModel
 
 Precision = Literal["fp32", "bf16", "int8"]
 _OPERANDS: dict[Precision, Operands] = {"fp32": "full", "bf16": "half", "int8": "int8"}
-_ATTEND = {"materialized": materialized_attention, "flash": flash_attention}
 
 
 class DecoderOnlyTransformer(LiveModel):
@@ -94,6 +93,12 @@ class DecoderOnlyTransformer(LiveModel):
             block.compile(dynamic=True)
         self._compiled = True
 
+    def _attend(self) -> Attend:
+        """Attention itself: its definition is for comparison and rounds nothing."""
+        if self._attention == "materialized":
+            return materialized_attention
+        return partial(flash_attention, operands="full" if self._precision == "fp32" else "half")
+
     def _callable(self, block: nn.Module) -> Callable[[Tensor, Attend], Tensor]:
         """What runs a block: its translation, if there is one, only where gradients are wanted."""
         return block.forward if self._compiled and not torch.is_grad_enabled() else block
@@ -112,7 +117,7 @@ class DecoderOnlyTransformer(LiveModel):
         """What the head turns into logits, `[B, T, D]`, for the arguments that `forward` takes."""
         ids = self._check(token_ids, whole_rows=document_starts is None)
         ids = ids[None] if ids.ndim == 1 else ids
-        attend: Attend = partial(_ATTEND[self._attention], document_starts=document_starts)
+        attend: Attend = partial(self._attend(), document_starts=document_starts)
         if document_starts is None:
             x = self.token_embedding(ids) + self.position_embedding.weight[: ids.shape[1]]
         else:

@@ -9,23 +9,42 @@ import torch
 
 from kernels.dispatch import use
 from kernels.flash_attention import cpu
+from kernels.operands import AttentionOperands
 from tests.kernels.lab import sanitize
 
-IMPLEMENTATIONS = ("torch", "native", "triton")
+HAS_BF16 = torch.cpu._is_avx512_bf16_supported()
+IMPLEMENTATIONS = ("torch", "native", "half", "triton")
+_operands: AttentionOperands = "full"
+
+
+def operands() -> AttentionOperands:
+    """Those of what runs: "half" is the native code with them, where the CPU has them."""
+    return _operands
 
 
 @contextlib.contextmanager
 def running(implementation: str) -> Iterator[None]:
     """Run one implementation, Triton interpreted and watched; what is allocated holds NaN."""
-    if implementation == "native" and not cpu.built:
+    global _operands
+    half = implementation == "half"
+    if half and not HAS_BF16:
+        pytest.skip("this CPU does not multiply bf16")
+    if (half or implementation == "native") and not cpu.built:
         pytest.skip("the native code is not built")
     with contextlib.ExitStack() as stack:
         if implementation == "triton":
             stack.enter_context(sanitize())
-        stack.enter_context(use(implementation))
+        stack.enter_context(use("native" if half else implementation))
+        _operands = "half" if half else "full"
+        stack.callback(_forget)
         stack.callback(torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled())
         torch.use_deterministic_algorithms(True)  # fills uninitialised memory
         yield
+
+
+def _forget() -> None:
+    global _operands
+    _operands = "full"
 
 
 def among_nan(x: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ from kernels.flash_attention import cpu
 from kernels.native import Integer
 from kernels.operators import flop_counter
 from tests.kernels.cases import virtual
-from tests.kernels.flash_attention.running import IMPLEMENTATIONS, among_nan, running
+from tests.kernels.flash_attention.running import HAS_BF16, IMPLEMENTATIONS, among_nan, operands, running
 
 Tensors = list[torch.Tensor]
 
@@ -34,11 +34,12 @@ LARGE = [
 ]
 LARGE += [(1, 3, 257, 257, 32), (1, 1, 100, 331, 16), (2, 3, 41, 41, 16), (1, 2, 13, 22, 9)]
 CASES = [
-    *itertools.product(["torch", "native"], SMALL + LARGE, [torch.float32, torch.bfloat16]),
+    *itertools.product(["torch", "native", "half"], SMALL + LARGE, [torch.float32, torch.bfloat16]),
     *itertools.product(["triton"], [*SMALL, (1, 1, 65, 65, 16)], [torch.float32]),
     *itertools.product(["triton"], [*SMALL[2:4], (1, 1, 130, 130, 16)], [torch.bfloat16]),
 ]
 EPSILON = {torch.float32: 1e-6, torch.bfloat16: 1e-3}
+HALF_ERROR = 2**-6  # of a sum of products of two numbers with 8 bits each
 
 
 def draw(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensors:
@@ -57,7 +58,7 @@ def attend(inputs: Tensors, document_starts: torch.Tensor | None = None) -> Tens
     """The output and the gradients of q, k and v."""
     q, k, v, upstream = inputs
     leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-    out = flash_attention(*leaves, document_starts=document_starts)
+    out = flash_attention(*leaves, document_starts=document_starts, operands=operands())
     return [out.detach(), *torch.autograd.grad(out, leaves, upstream)]
 
 
@@ -77,6 +78,8 @@ def assert_accurate(actual: Tensors, inputs: Tensors, seen: torch.Tensor) -> Non
     peer = definition(inputs, seen, inputs[0].dtype)
     for factor, ours, theirs, right in zip([2, 3, 3, 3], actual, peer, exact, strict=True):
         allowed = factor * (theirs - right).abs().max() + EPSILON[ours.dtype]
+        if operands() == "half":
+            allowed += HALF_ERROR * right.abs().max()
         assert (ours - right).abs().max() <= allowed
 
 
@@ -85,8 +88,49 @@ def test_errors_are_those_of_torch(implementation, shape, dtype) -> None:
     inputs = problem(shape, dtype)
     with running(implementation):
         actual = attend(inputs)
-    assert all(x.dtype == dtype for x in actual)
-    assert_accurate(actual, inputs, causal(shape[2], shape[3]))
+        assert all(x.dtype == dtype for x in actual)
+        assert_accurate(actual, inputs, causal(shape[2], shape[3]))
+
+
+@pytest.mark.skipif(not HAS_BF16, reason="this CPU does not multiply bf16")
+def test_half_factors_are_bf16() -> None:
+    """Large errors that float32 would not have, and none where all factors are bf16 numbers already."""
+    inputs = problem((1, 2, 64, 64, 16))
+    with running("native"):
+        full = attend(inputs)
+    with running("half"):
+        half = attend(inputs)
+    for a, b in zip(half, full, strict=True):
+        assert 2**-11 < (a - b).norm() / b.norm() < 2**-7
+    alone = [x[:, :, :1].bfloat16().float() for x in inputs]  # its probability is 1
+    with running("half"):
+        assert torch.equal(attend(alone)[0], alone[2])
+
+
+@pytest.mark.skipif(HAS_BF16, reason="this CPU multiplies bf16")
+def test_half_factors_are_whole_where_the_cpu_has_none() -> None:
+    inputs = problem((1, 2, 64, 64, 16))
+    with running("native"):
+        out = flash_attention(*inputs[:3], operands="half")
+        assert torch.equal(out, attend(inputs)[0])
+
+
+def test_half_factors_of_float32_are_those_of_bf16_in_triton() -> None:
+    inputs = problem((1, 2, 33, 33, 16))
+    with running("triton"):
+        rounded = attend([x.bfloat16() for x in inputs])
+        leaves = [x.requires_grad_() for x in inputs[:3]]
+        out = flash_attention(*leaves, operands="half")
+        found = [out, *torch.autograd.grad(out, leaves, inputs[3])]
+    assert all(x.dtype == torch.float32 for x in found)
+    assert torch.equal(out, rounded[0].float())
+    for ours, right in zip(found[1:], rounded[1:], strict=True):
+        assert torch.equal(ours, right.float())
+
+
+def test_operands_are_full_or_half() -> None:
+    with pytest.raises(ValueError, match="operands must be full or half, got 'int8'"):
+        flash_attention(*problem((1, 1, 2, 2, 4))[:3], operands="int8")
 
 
 def test_float64_is_exact() -> None:
@@ -103,7 +147,7 @@ def test_rows_that_see_no_key_give_zero_and_finite_gradients(implementation, que
     blind = queries - keys
     with running(implementation):
         actual = attend(inputs)
-        _, lse = torch.ops.riftco.flash_attention(*inputs[:3], None)
+        _, lse = torch.ops.riftco.flash_attention(*inputs[:3], None, operands())
     assert (lse[:, :, :blind] == -math.inf).all()
     assert lse[:, :, blind:].isfinite().all()
     assert not actual[0][:, :, :blind].any()
@@ -111,16 +155,16 @@ def test_rows_that_see_no_key_give_zero_and_finite_gradients(implementation, que
     assert all(x.isfinite().all() for x in actual)
     if keys:
         seeing = [x[:, :, blind:] if i in (0, 3) else x for i, x in enumerate(inputs)]
-        assert_accurate(
-            [x[:, :, blind:] if i < 2 else x for i, x in enumerate(actual)], seeing, causal(keys, keys)
-        )
+        visible = [x[:, :, blind:] if i < 2 else x for i, x in enumerate(actual)]
+        with running(implementation):
+            assert_accurate(visible, seeing, causal(keys, keys))
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_the_log_sum_exp_is_that_of_the_scores(implementation) -> None:
     q, k, v, _ = problem((1, 2, 33, 40, 8))
     with running(implementation):
-        _, lse = torch.ops.riftco.flash_attention(q, k, v, None)
+        _, lse = torch.ops.riftco.flash_attention(q, k, v, None, "full")
     scores = (q.double() @ k.double().mT / math.sqrt(8)).masked_fill(~causal(33, 40), -math.inf)
     assert lse.dtype == torch.float32
     torch.testing.assert_close(lse.double(), scores.logsumexp(-1), atol=1e-6, rtol=0)
@@ -135,8 +179,7 @@ def test_documents_do_not_see_each_other(implementation, dtype, lengths) -> None
     position = torch.arange(70)
     seen = causal(70, 70) & (position >= starts[:, None, :, None])
     with running(implementation):
-        actual = attend(inputs, starts.to(dtype))
-    assert_accurate(actual, inputs, seen)
+        assert_accurate(attend(inputs, starts.to(dtype)), inputs, seen)
 
 
 def _starts(lengths: tuple[int, ...]) -> torch.Tensor:
@@ -144,7 +187,7 @@ def _starts(lengths: tuple[int, ...]) -> torch.Tensor:
     return first.repeat_interleave(torch.tensor(lengths))
 
 
-@pytest.mark.parametrize("implementation", ["torch", "native"])
+@pytest.mark.parametrize("implementation", ["torch", "native", "half"])
 def test_many_documents_over_many_blocks(implementation) -> None:
     inputs = problem((1, 2, 400, 400, 32))
     starts = _starts((1, 130, 7, 96, 48, 118))[None]
@@ -153,15 +196,16 @@ def test_many_documents_over_many_blocks(implementation) -> None:
         assert_accurate(attend(inputs, starts), inputs, seen)
 
 
+@pytest.mark.parametrize("implementation", ["native", "half"])
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_document_of_a_row_has_the_bits_that_it_has_alone(threads, dtype) -> None:
+def test_a_document_of_a_row_has_the_bits_that_it_has_alone(implementation, threads, dtype) -> None:
     rows = ((50, 1, 130, 7), (188,))
     inputs = [heads_last(x) for x in problem((2, 3, 188, 188, 24), dtype)]
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        with running("native"):
+        with running(implementation):
             together = attend(inputs, torch.stack([_starts(lengths) for lengths in rows]))
             for row, lengths in enumerate(rows):
                 ends = list(itertools.accumulate(lengths))
@@ -263,7 +307,7 @@ def test_every_subset_of_inputs_may_want_gradients(implementation) -> None:
         expected = attend(inputs)[1:]
         for wanted in itertools.product([False, True], repeat=3):
             leaves = [x.clone().requires_grad_(wants) for x, wants in zip(inputs, wanted, strict=False)]
-            out = flash_attention(*leaves)
+            out = flash_attention(*leaves, operands=operands())
             assert out.requires_grad == any(wanted)
             if any(wanted):
                 out.backward(inputs[3])
@@ -281,15 +325,16 @@ def test_inputs_stay_and_the_same_bits_come_twice(implementation) -> None:
     assert all(map(torch.equal, first, second))
 
 
+@pytest.mark.parametrize("implementation", ["native", "half"])
 @pytest.mark.parametrize("heads", [1, 2, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_number_of_threads_does_not_change_a_bit(heads, dtype) -> None:
+def test_the_number_of_threads_does_not_change_a_bit(implementation, heads, dtype) -> None:
     inputs, threads = problem((1, heads, 200, 250, 24), dtype), torch.get_num_threads()
     results = []
     try:
         for count in (1, 2, 5):
             torch.set_num_threads(count)
-            with running("native"):
+            with running(implementation):
                 results.append(attend(inputs))
     finally:
         torch.set_num_threads(threads)
@@ -336,9 +381,9 @@ def test_it_passes_opcheck() -> None:
     q, k, v, _ = (permuted(x).requires_grad_() for x in problem((2, 3, 5, 5, 4)))
     starts = _starts((2, 3)).repeat(2, 1)
     for document_starts in (None, starts):
-        torch.library.opcheck(torch.ops.riftco.flash_attention.default, (q, k, v, document_starts))
-    saved = [x.detach() for x in (q, q, k, v, *torch.ops.riftco.flash_attention(q, k, v, starts))]
-    torch.library.opcheck(torch.ops.riftco.flash_attention_backward.default, (*saved, starts))
+        torch.library.opcheck(torch.ops.riftco.flash_attention.default, (q, k, v, document_starts, "half"))
+    saved = [x.detach() for x in (q, q, k, v, *torch.ops.riftco.flash_attention(q, k, v, starts, "half"))]
+    torch.library.opcheck(torch.ops.riftco.flash_attention_backward.default, (*saved, starts, "half"))
 
 
 def test_it_compiles_without_a_break() -> None:
@@ -406,4 +451,5 @@ def test_document_starts_need_as_many_queries_as_keys() -> None:
 
 @pytest.mark.skipif(not cpu.built, reason="no native code for this machine was built")
 def test_scratch_may_take_more_than_32_bits() -> None:
-    assert cpu._scratch_size((Integer * 5)(1, 1, 1, 2**25, 128), 0) >= 2 * 2**25 * 128
+    for _, scratch_size in (cpu._forward, cpu._backward):
+        assert scratch_size((Integer * 5)(1, 1, 1, 2**25, 128), 0) >= 2 * 2**25 * 128
