@@ -31,6 +31,7 @@ from riftco.config import OPERATION, PostTrainingConfig, PretrainingConfig, Serv
 from riftco.data import read_corpus, read_text
 from riftco.errors import InputError
 from riftco.exclusive import exclusive
+from riftco.interchange_cli import convert
 from riftco.lineage_cli import diff, lineage, why
 from riftco.log import LOGGER, log_to_terminal
 from riftco.progress import show_progress
@@ -192,7 +193,7 @@ def verify(
         verify_names(names, files=True)
 
 
-for command in (lineage, why, diff):
+for command in (lineage, why, diff, convert):
     app.command()(command)
 
 

@@ -100,8 +100,10 @@ def _triton_forward(
 ) -> Any:
     from kernels.flash_attention.triton_forward import forward
 
-    found = forward(*_factors(operands, q, k, v), document_starts)
-    return found if found is NotImplemented else (found[0].to(q.dtype), found[1])
+    dtype = q.dtype
+    q, k, v = (_factor(x, operands) for x in (q, k, v))
+    found = forward(q, k, v, document_starts)
+    return found if found is NotImplemented else (found[0].to(dtype), found[1])
 
 
 def _triton_backward(
@@ -116,14 +118,15 @@ def _triton_backward(
 ) -> Any:
     from kernels.flash_attention.triton_backward import backward
 
-    found = backward(*_factors(operands, grad, q, k, v, out), lse, document_starts)
-    return found if found is NotImplemented else tuple(x.to(q.dtype) for x in found)
+    dtype = q.dtype
+    grad, q, k, v, out = (_factor(x, operands) for x in (grad, q, k, v, out))
+    found = backward(grad, q, k, v, out, lse, document_starts)
+    return found if found is NotImplemented else tuple(x.to(dtype) for x in found)
 
 
-def _factors(operands: AttentionOperands, *tensors: Tensor) -> list[Tensor]:
-    """As the kernels' matrix units take them; float64 stays for the definition."""
-    half = operands == "half" and tensors[0].dtype == torch.float32
-    return [x.bfloat16() for x in tensors] if half else list(tensors)
+def _factor(x: Tensor, operands: AttentionOperands) -> Tensor:
+    """As the kernels' matrix units take it; float64 stays for the definition."""
+    return x.bfloat16() if operands == "half" and x.dtype == torch.float32 else x
 
 
 _forward = Operation(
@@ -183,7 +186,8 @@ _flash_attention_backward = define(
     flops=_backward_flops,
 )
 _flash_attention = define(
-    "flash_attention(Tensor q, Tensor k, Tensor v, Tensor? document_starts, str operands) -> (Tensor, Tensor)",
+    "flash_attention(Tensor q, Tensor k, Tensor v, Tensor? document_starts, str operands) "
+    "-> (Tensor, Tensor)",
     _forward,
     fake=_fake_forward,
     backward=_differentiate,

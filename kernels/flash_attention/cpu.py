@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from kernels.flash_attention.reference import empty_heads
-from kernels.operands import AttentionOperands
 from kernels.native import Integer, Pointer, function, pointer
+from kernels.operands import AttentionOperands
 
 _SIGNATURE = (Pointer, Pointer, Pointer, Pointer, Pointer, Integer, Integer, Pointer, Integer)
 _forward, _backward = (
@@ -24,7 +24,9 @@ _forward, _backward = (
 built = _forward[0] is not None
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, document_starts: Tensor | None, operands: AttentionOperands) -> Any:
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, document_starts: Tensor | None, operands: AttentionOperands
+) -> Any:
     """Attention `[B, H, Tq, d]` and log-sum-exp; NotImplemented unless float32 or bfloat16."""
     if q.dtype not in (torch.float32, torch.bfloat16):
         return NotImplemented

@@ -64,10 +64,12 @@ static void multiply_block(const Panels &panels, int64_t rows, int64_t columns, 
     }
 }
 
-static inline void finish_row(const Product &p, float *c, const float *z, float *other, int64_t count) {
+// `Closeness`: the type that results are as close as.
+template <class Closeness>
+static void finish_row(const Product &p, float *c, const float *z, float *other, int64_t count) {
     auto one = [&](vf value, vf before) __attribute__((always_inline)) {
         vf at = p.finish == Finish::GELU ? value : before;
-        Normal n = normal<float>(at);
+        Normal n = normal<Closeness>(at);
         return std::pair{at * n.cdf, value * fma(at, n.density, n.cdf)};
     };
     int64_t j = 0;
@@ -87,7 +89,8 @@ static inline void finish_block(const Product &p, int64_t row, int64_t rows, int
     for (int64_t r = row; r < row + rows; r++) {
         int64_t at = r * p.columns + column;
         const float *z = p.finish == Finish::GELU_GRADIENT ? p.z + at : nullptr;
-        finish_row(p, p.c + r * p.c_row + column, z, p.other + at, columns);
+        auto finish = p.operands == Operands::FLOATS ? finish_row<float> : finish_row<bf16>;
+        finish(p, p.c + r * p.c_row + column, z, p.other + at, columns);
     }
 }
 

@@ -93,7 +93,7 @@ class DecoderOnlyTransformer(LiveModel):
             block.compile(dynamic=True)
         self._compiled = True
 
-    def _attend(self) -> Attend:
+    def _attend(self) -> Callable[..., Tensor]:
         """Attention itself: its definition is for comparison and rounds nothing."""
         if self._attention == "materialized":
             return materialized_attention
