@@ -45,11 +45,13 @@ def export_model(
 ) -> Path:
     """Write a model under a name that is not taken, in one step; the same model gives the same bytes.
 
-    Raises FileExistsError if the name is taken, OSError if the disk refuses. `gguf_model_name` is for people
-    and goes into GGUF files alone.
+    Raises FileExistsError if the name is taken, OSError if the disk refuses, InterchangeError for a bundle
+    that the format cannot hold. `gguf_model_name` is for people and goes into GGUF files alone.
     """
     path = Path(destination)
-    if _known(format) == "huggingface":
+    if _known(format) != "rift":
+        _require_decoder(bundle)
+    if format == "huggingface":
         return hugging_face.export(bundle, path)
     return publish_file(path, bundle.chunks() if format == "rift" else gguf.chunks(bundle, gguf_model_name))
 
@@ -66,6 +68,14 @@ def convert_model(
     bundle = load_model(source, format=source_format)
     export_model(bundle, destination, format=destination_format, gguf_model_name=gguf_model_name)
     return bundle
+
+
+def _require_decoder(bundle: ModelBundle) -> None:
+    """A bundle may hold any tensors; the formats of others hold those of a decoder."""
+    config = bundle.config
+    same_count = len(bundle.parameters) == 6 + 16 * config.block_count  # before so many names are made
+    if not same_count or bundle.parameters != config.parameter_specs():
+        raise InterchangeError("parameters", "the bundle's parameters are not those of its config")
 
 
 def _known(format: Format) -> Format:

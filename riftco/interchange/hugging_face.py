@@ -13,7 +13,7 @@ import numpy as np
 from artifacts import ModelBundle, ModelConfig, TokenizerSpec
 from artifacts.arrays import Floats
 from artifacts.canonical_json import parse_json
-from artifacts.checks import require_integer, require_keys
+from artifacts.checks import require_integer
 from artifacts.files import Chunks
 from riftco.interchange import safetensors
 from riftco.interchange.errors import InterchangeError, UnsupportedHuggingFaceModelError, refused
@@ -71,8 +71,10 @@ _BLOCK_NAMES = {
 
 
 def export(bundle: ModelBundle, path: Path) -> Path:
-    """Write the directory, which must not exist."""
+    """Write the directory, which must not exist; InterchangeError for what `load` would refuse."""
     config, tokenizer = bundle.config, bundle.tokenizer
+    with refused(path):
+        require_integer("block_count", config.block_count, 1, _MAXIMUM_BLOCKS)
     artifact = {
         "metadata": bundle.metadata,
         "parent_artifact_id": bundle.parent_artifact_id,
@@ -195,15 +197,19 @@ def _tokenizer(path: Path, config: ModelConfig) -> TokenizerSpec:
     described = _read_json(path / _TOKENIZER_CONFIG)
     with refused(path / _TOKENIZER_CONFIG):
         expected_config = _tokenizer_config(tokenizer, config)
-        require_keys("it", described, set(expected_config))
         for key, expected in expected_config.items():
-            if type(described[key]) is not type(expected) or described[key] != expected:
-                raise InterchangeError("tokenizer", f"{key} must be {expected!r}, got {described[key]!r}")
+            found = described.get(key)
+            if type(found) is not type(expected) or found != expected:
+                raise InterchangeError("tokenizer", f"{key} must be {expected!r}, got {found!r}")
     return tokenizer
 
 
 def _json(value: Any) -> bytes:
-    return (json.dumps(value, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
+    with refused("metadata"):
+        text = json.dumps(value, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    if len(data := text.encode()) > _MAXIMUM_JSON:
+        raise InterchangeError("size", f"JSON of {len(data)} bytes, more than {_MAXIMUM_JSON}; nest it less")
+    return data
 
 
 def _read_json(path: Path) -> dict[str, Any]:

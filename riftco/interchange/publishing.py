@@ -22,7 +22,7 @@ def publish_folder(path: Path, files: Mapping[str, Chunks]) -> Path:
     """Write a new folder of files; FileExistsError if the name is taken, by an empty folder too."""
     _require_free(path)
     make_folder(path.parent, sync=True)
-    staging = path.parent / f".{path.name}.staging-{secrets.token_hex(8)}"
+    staging = path.parent / f".{path.name[:40]}.staging-{secrets.token_hex(8)}"
     staging.mkdir()
     try:
         for name, data in files.items():

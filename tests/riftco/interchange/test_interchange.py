@@ -1,16 +1,18 @@
 """Models that go to other tools and come back: the front door, and the command."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from typer.testing import CliRunner
 
-from artifacts import BundleError, ModelBundle, Store
+from artifacts import BundleError, ModelBundle, ParameterSpec, Store
 from riftco.cli import app
 from riftco.interchange import InterchangeError, convert_model, export_model, load_model
-from tests.artifacts.bundles import small_bundle
+from tests.artifacts.bundles import CONFIG, small_bundle
 from tests.riftco.interchange.bundles import bundles
 from tests.support import FIXTURES
 
@@ -76,6 +78,38 @@ def test_a_full_disk_leaves_nothing(format, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("artifacts.files.os.fsync", full)
     with pytest.raises(OSError, match="No space"):
         export_model(small_bundle(), tmp_path / "there", format=format)
+    assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize("format", ["huggingface", "gguf"])
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        [ParameterSpec("token_embedding.weight", (62,))],
+        [replace(spec, name=spec.name[::-1]) for spec in CONFIG.parameter_specs()],
+    ],
+)
+def test_other_tensors_than_a_decoder_has_are_refused(format, parameters, tmp_path) -> None:
+    with pytest.raises(InterchangeError, match="parameters are not those of its config"):
+        export_model(small_bundle(parameters=parameters), tmp_path / "there", format=format)
+    assert not os.listdir(tmp_path)
+
+
+def test_what_could_not_be_imported_is_not_exported(tmp_path) -> None:
+    nested: list = [0] * 100_000
+    for _ in range(100):
+        nested = [nested]
+    with pytest.raises(InterchangeError, match="more than 16777216; nest it less"):
+        export_model(small_bundle(metadata={"x": nested}), tmp_path / "there", format="huggingface")
+    config = replace(CONFIG, block_count=257, model_width=1)
+    specs = config.parameter_specs()
+    weights = np.zeros(sum(spec.count for spec in specs))
+    with pytest.raises(InterchangeError, match="block_count must be between 1 and 256, got 257"):
+        export_model(
+            small_bundle(config=config, parameters=specs, weights=weights),
+            tmp_path / "there",
+            format="huggingface",
+        )
     assert not os.listdir(tmp_path)
 
 
