@@ -184,7 +184,10 @@ struct Backward {
             const T *row = rows_of(out, out_layout, b, h) + i * out_layout.token;
             vf total{};
             int64_t j = 0;
-            for (; j + LANES <= shape.width; j += LANES) total = fma(load(gradient + j), load(row + j), total);
+            for (; j + LANES <= shape.width; j += LANES) {
+                __builtin_prefetch(row + 64 * out_layout.token + j, 0, 2);
+                total = fma(load(gradient + j), load(row + j), total);
+            }
             if (j < shape.width) total = fma(load(gradient + j), load_first(row + j, shape.width - j), total);
             scratch.delta[i] = sum(total);
             scratch.lse[i] = from[i] == -INFINITY ? 0.0f : from[i];

@@ -66,6 +66,7 @@ void add_block(const Matrix &x, int64_t row, int64_t count, const float *left, i
         for (int j = 0; j < RANKS; j++) total[j] = sums[j * vectors + v];
         for (int64_t i = row; i < row + count; i++) {
             vf wide = x.vector<WHOLE>(i, v * LANES);
+            __builtin_prefetch(x.at + (i + BLOCK) * x.stride + v * LANES, 0, 2);
             for (int j = 0; j < RANKS; j++) total[j] = fma(splat(left[i * rank + j]), wide, total[j]);
         }
         for (int j = 0; j < RANKS; j++) sums[j * vectors + v] = total[j];

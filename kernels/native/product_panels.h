@@ -82,6 +82,15 @@ struct Addend {
     }
 };
 
+// The lines that `store_tile` will want are on their way while the sums are made.
+INLINE void prefetch_tile(const Addend &more, const float *c, int64_t c_row) {
+    for (int i = 0; i < TILE_ROWS; i++)
+        for (int j = 0; j < TILE_COLUMNS; j += LINE) {
+            __builtin_prefetch(c + i * c_row + j, 1);
+            if (more.rows && more.rows != c) __builtin_prefetch(more.rows + i * more.row + j);
+        }
+}
+
 // Sums, which began at zero, are added to the rest at the end, so that they round as little as they can.
 INLINE void store_tile(vf (&sums)[TILE_ROWS][2], Addend more, float *c, int64_t c_row) {
     for (int64_t r = 0; r < more.rank; r++) {
@@ -117,7 +126,7 @@ struct FloatPanels {
     MEMBER void multiply(int64_t i, int64_t j, Addend more, float *c, int64_t c_row) const {
         const float *left_side = a + i * depth, *right_side = b + j * depth;
         vf sums[TILE_ROWS][2] = {};
-        for (int r = 0; r < TILE_ROWS; r++) __builtin_prefetch(c + r * c_row, 1);
+        prefetch_tile(more, c, c_row);
 #pragma GCC unroll 4
         for (int64_t k = 0; k < depth; k++) {
             vf left = load(right_side + k * TILE_COLUMNS), right = load(right_side + k * TILE_COLUMNS + LANES);
@@ -372,7 +381,7 @@ struct FixedPanels {
         const float *left_scales = a_scales + i * runs(), *right_scales = b_scales + j * runs();
         const int32_t *start = starts + j * runs();
         vf totals[TILE_ROWS][2] = {};
-        for (int r = 0; r < TILE_ROWS; r++) __builtin_prefetch(c + r * c_row, 1);
+        prefetch_tile(more, c, c_row);
         for (; left < end; left_scales += TILE_ROWS, right_scales += TILE_COLUMNS, start += TILE_COLUMNS) {
             vi sums[TILE_ROWS][2];
             for (int r = 0; r < TILE_ROWS; r++)

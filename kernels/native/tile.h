@@ -137,7 +137,10 @@ static void unpack_rows(T *to, int64_t to_row, const float *from, int64_t count,
                         int64_t padded_width, float scale = 1) {
     for (int64_t i = 0; i < count; i++, to += to_row, from += padded_width) {
         int64_t j = 0;
-        for (; j + LANES <= width; j += LANES) store(to + j, load(from + j) * scale);
+        for (; j + LANES <= width; j += LANES) {
+            __builtin_prefetch(to + 16 * to_row + j, 1);
+            store(to + j, load(from + j) * scale);
+        }
         if (j < width) store_first(to + j, load(from + j) * scale, width - j);
     }
 }
