@@ -11,7 +11,8 @@ Operands = Literal["full", "half", "int8"]
 `in_bytes` along the summed index, which compiled code multiplies faster than the other two on CPUs with
 AVX-512 VNNI; without compiled code they are multiplied as floats."""
 
-AttentionOperands = Literal["full", "half"]  # a sum over all keys has no use for fewer bits than "half" keeps
+AttentionOperands = Literal["full", "half"]
+"""As above, but half is bfloat16 or nothing."""
 
 RUN = 64  # numbers that share a scale, as in native/fixed.h
 ONE = 127  # the largest whole number

@@ -1,6 +1,6 @@
-"""Attention by `native/flash_attention.cpp`: float32 and bfloat16, any strides of batch, heads and tokens.
+"""Attention by `native/flash_attention_*.cpp`: float32 and bfloat16, any strides of batch, heads and tokens.
 
-Scratch is linear in T: per thread 2 (forward) or 6 (backward) float32 copies of one head's `[T, d]`.
+Scratch is linear in T: per thread some 2 (forward) or 6 (backward) float32 copies of one head's `[T, d]`.
 """
 
 from typing import Any

@@ -4,10 +4,11 @@ import pytest
 import torch
 
 from artifacts import ModelConfig
+from kernels import flash_attention
 from kernels.linear import cpu
 from kernels.linear.reference import has_matrix_units
 from riftco.config import LORA_TARGETS, LoraConfig
-from riftco.model import DecoderOnlyTransformer, next_token_loss
+from riftco.model import DecoderOnlyTransformer, next_token_loss, transformer
 
 pytestmark = pytest.mark.skipif(
     not cpu.built or has_matrix_units(torch.device("cpu")), reason="products are left to torch here"
@@ -58,3 +59,18 @@ def test_every_product_with_a_frozen_weight_has_it(
     kinds = products_of_a_step(monkeypatch, model)
     assert set(kinds) == {2}
     assert len(kinds) > CONFIG.block_count * BLOCK_PRODUCTS
+
+
+@pytest.mark.parametrize(("precision", "operands"), [("fp32", "full"), ("bf16", "half"), ("int8", "half")])
+def test_attention_has_it_too(monkeypatch: pytest.MonkeyPatch, precision: str, operands: str) -> None:
+    found: list[str] = []
+
+    def attention(*given: torch.Tensor, operands: str, **more: object) -> torch.Tensor:
+        found.append(operands)
+        return flash_attention(*given, operands=operands, **more)
+
+    monkeypatch.setattr(transformer, "flash_attention", attention)
+    model = DecoderOnlyTransformer(CONFIG)
+    model.precision, model.attention = precision, "flash"
+    model(torch.arange(16).view(1, 16))
+    assert found == [operands] * CONFIG.block_count
