@@ -282,7 +282,8 @@ INLINE vf exponential(vf x) {
 INLINE vf power_of_two(vf x) {
     vf shifted = x + 12582912.0f;  // 1.5 * 2^23: rounds into the low bits
     vf power = polynomial(x - (shifted - 12582912.0f), 0.009582853f, 0.055906426f, 0.24024099f, 0.6931242f, 1.0f);
-    return x < -126.0f ? vf{} : bits<vf>(bits<vi>(power) + (bits<vi>(shifted) << 23));
+    vu result = bits<vu>(power) + (bits<vu>(shifted) << 23);  // below -126 it may wrap
+    return x < -126.0f ? vf{} : bits<vf>(result);
 }
 
 // exp(-x^2/2), for T = float to 2 ulp while |x| < 4, for bf16 to a relative 1e-5; 0 from some 2^-126 down. The rounding

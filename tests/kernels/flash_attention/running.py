@@ -9,10 +9,11 @@ import torch
 
 from kernels.dispatch import use
 from kernels.flash_attention import cpu
+from kernels.native import library
 from kernels.operands import AttentionOperands
 from tests.kernels.lab import sanitize
 
-HAS_BF16 = torch.cpu._is_avx512_bf16_supported()
+HAS_BF16 = cpu.built and library().riftco_lanes() == 16 and torch.cpu._is_avx512_bf16_supported()
 IMPLEMENTATIONS = ("torch", "native", "half", "triton")
 _operands: AttentionOperands = "full"
 
